@@ -1,0 +1,45 @@
+"""Capsule heads with real XNOR arithmetic: the layers of "XnODR and XnIDR" for PyTorch networks."""
+
+from xncaps.attach import attach_head
+from xncaps.backbones import BACKBONES
+from xncaps.binarizers import BINARIZERS, binarize
+from xncaps.capsules import capsule_length, squash
+from xncaps.counting import summary
+from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
+from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
+from xncaps.losses import margin_loss
+from xncaps.metrics import METRICS
+from xncaps.models import CapsNet, XnorNet, create_model
+from xncaps.primary import PrimaryCaps
+from xncaps.routing import AGREEMENTS, ROUTINGS
+from xncaps.xnor import XnorConv2d, XnorLinear
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AGREEMENTS",
+    "BACKBONES",
+    "BINARIZERS",
+    "HEADS",
+    "METRICS",
+    "ROUTINGS",
+    "CapsFC",
+    "CapsNet",
+    "CapsuleHead",
+    "CapsuleLinear",
+    "FCHead",
+    "LinearHead",
+    "PrimaryCaps",
+    "XnIDR",
+    "XnODR",
+    "XnorConv2d",
+    "XnorLinear",
+    "XnorNet",
+    "attach_head",
+    "binarize",
+    "capsule_length",
+    "create_model",
+    "margin_loss",
+    "squash",
+    "summary",
+]

@@ -1,0 +1,52 @@
+"""A small convolutional network that learns small images in minutes on a CPU."""
+
+from torch import nn
+
+from xncaps.backbones.base import Backbone
+
+
+def _conv(channels_in: int, channels: int, kernel: int = 3, stride: int = 1) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+    )
+
+
+class ConvNet(Backbone):
+    """Six 3x3 convolutions in three stages (16, 32, 64 channels) and a 1x1 to 128.
+
+    Args:
+        in_channels: channels of the images.
+        image_size: side of the images in pixels.
+        width: multiplies all channels.
+
+    Shape:
+        ``(batch, in_channels, height, width)`` -> ``(batch, 128 * width, height / 4, width / 4)``.
+
+    >>> import torch
+    >>> ConvNet(in_channels=1, image_size=28)(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 128, 7, 7])
+    """
+
+    default_channels, default_size, least_size = 1, 28, 8
+    caps_in = 32
+    hidden = (128, 64)
+
+    def __init__(self, in_channels: int, image_size: int, width: float = 1.0) -> None:
+        super().__init__()
+        first, second, third, last = (max(1, round(n * width)) for n in (16, 32, 64, 128))
+        self.trunk_features, self.features = third, last
+        self.trunk = nn.Sequential(
+            _conv(in_channels, first),
+            _conv(first, first),
+            _conv(first, second, stride=2),
+            _conv(second, second),
+            _conv(second, third, stride=2),
+            _conv(third, third),
+        )
+        self.top = _conv(third, last, kernel=1)
+        self.reset_parameters()
+
+    def frozen(self) -> list[nn.Module]:
+        return [self.top]

@@ -1,0 +1,155 @@
+"""Binarization (Appendix A): a tensor becomes signs and a scale, ``x ~ signs * scale``.
+
+A binarizer is a function ``(x, dim) -> signs``: +1 or -1 everywhere, with a gradient that stands in
+for the true one (which is zero almost everywhere). ``sign(0)`` is -1 and so is the sign of a NaN,
+whose scale is NaN, so it is never hidden. To add a binarizer, write such a function and name it in
+``BINARIZERS``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xncaps.errors import InputError, check_floating, look_up, message
+
+Dim = int | tuple[int, ...]
+Binarizer = Callable[[Tensor, Dim], Tensor]
+
+
+def _signs(x: Tensor, threshold: Tensor | float) -> Tensor:
+    return (x > threshold).to(x.dtype) * 2 - 1
+
+
+class _HardTanhSign(torch.autograd.Function):
+    """Signs of ``x - threshold``; backward lets the gradient pass where abs(x) <= 1."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, threshold: Tensor | float) -> Tensor:
+        return _signs(x, threshold)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grads[0] * (x.abs() <= 1), None
+
+
+class _ApproxSign(torch.autograd.Function):
+    """Signs of ``x``; backward multiplies the gradient by max(0, 2 - 2 abs(x))."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return _signs(x, 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * (2 - 2 * x.abs()).clamp(min=0)
+
+
+def sign(x: Tensor, dim: Dim = -1) -> Tensor:
+    """Binarize at zero, as XNOR-Net does.
+
+    Forward: +1 where x > 0, else -1.
+    Gradient (straight through a hard tanh): 1 where abs(x) <= 1, else 0.
+
+    Args:
+        x: any shape.
+        dim: not used; every binarizer takes it.
+
+    >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
+    tensor([-1., -1., -1.,  1.])
+    """
+    return _HardTanhSign.apply(x, 0.0)
+
+
+def midrange(x: Tensor, dim: Dim = -1) -> Tensor:
+    """Binarize at the middle of the range, as the text of Appendix A does (Eqs. 17, 18).
+
+    Forward: +1 where x > (max + min) / 2 over ``dim``, else -1, so a constant vector is all -1.
+    Gradient: as :func:`sign`'s, 1 where abs(x) <= 1, else 0; none through max and min.
+
+    Args:
+        x: any shape.
+        dim: the axis or axes over which max and min are taken.
+
+    >>> midrange(torch.tensor([1.0, 2.0, 9.0]))
+    tensor([-1., -1.,  1.])
+    """
+    frozen = x.detach()
+    threshold = (frozen.amax(dim, keepdim=True) + frozen.amin(dim, keepdim=True)) / 2
+    return _HardTanhSign.apply(x, threshold)
+
+
+def approxsign(x: Tensor, dim: Dim = -1) -> Tensor:
+    """Binarize at zero with Bi-Real-Net's ApproxSign gradient.
+
+    Forward: +1 where x > 0, else -1.
+    Gradient (of a piecewise quadratic): 2 - 2 abs(x) where abs(x) < 1, else 0.
+
+    Args:
+        x: any shape.
+        dim: not used; every binarizer takes it.
+
+    >>> x = torch.tensor([-2.0, -0.25, 0.5], requires_grad=True)
+    >>> approxsign(x).sum().backward()
+    >>> x.grad
+    tensor([0.0000, 1.5000, 1.0000])
+    """
+    return _ApproxSign.apply(x)
+
+
+BINARIZERS: dict[str, Binarizer] = {"sign": sign, "midrange": midrange, "approxsign": approxsign}
+
+SCALES = ("mean", "learned")
+"""What multiplies the signs: the mean absolute values, or parameters (XNOR-Net++) in their place."""
+
+
+def mean_scale(x: Tensor, dim: Dim, detach: bool = True) -> Tensor:
+    """The scale of Eq. 19: mean of abs(x) over ``dim``, the axis kept; a constant if detached."""
+    return (x.detach() if detach else x).abs().mean(dim, keepdim=True)
+
+
+def binarize(
+    x: Tensor, dim: Dim = -1, how: str = "sign", *, detach_scale: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Split a tensor into signs and a scale, ``x ~ signs * scale`` (Appendix A).
+
+    ``scale = mean(abs(x))`` over ``dim`` (Eq. 19). The signs carry the gradient of the binarizer
+    named by ``how``; the scale carries none unless ``detach_scale`` is false.
+
+    Args:
+        x: a floating-point tensor of any shape.
+        dim: the axis or axes that share one scale.
+        how: a name in ``BINARIZERS``: sign, midrange or approxsign.
+        detach_scale: treat the scale as a constant in the backward pass.
+
+    Shape:
+        x ``(...)`` -> signs as x; scale as x with size 1 along ``dim``.
+
+    >>> signs, scale = binarize(torch.tensor([[0.5, -1.0, 0.0, 2.5]]))
+    >>> signs, scale
+    (tensor([[ 1., -1., -1.,  1.]]), tensor([[1.]]))
+    """
+    check_floating("binarize", "x", x)
+    binarizer = look_up("binarize", "how", how, BINARIZERS)
+    for axis in (dim,) if isinstance(dim, int) else dim:
+        if not -x.dim() <= axis < x.dim():
+            raise InputError(message("binarize", "dim", f"be an axis of {tuple(x.shape)}", axis))
+        if x.shape[axis] == 0:
+            requirement = f"have at least one element along axis {axis}"
+            raise InputError(message("binarize", "x", requirement, tuple(x.shape)))
+    return binarizer(x, dim), mean_scale(x, dim, detach_scale)

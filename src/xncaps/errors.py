@@ -1,0 +1,87 @@
+"""The errors a user can cause, and the few checks that raise them.
+
+Every message has one form: ``<Where>: <what> must <requirement>; got <value>. <hint>``.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class InputError(ValueError):
+    """A value, a shape or a name that the library cannot work with."""
+
+
+class InputTypeError(InputError, TypeError):
+    """A value of the wrong type, dtype or device."""
+
+
+def message(where: str, what: str, requirement: str, got: object, hint: str = "") -> str:
+    """Put the parts of an error message into the one form they all have."""
+    return f"{where}: {what} must {requirement}; got {got}.{' ' + hint if hint else ''}"
+
+
+def check_size(where: str, what: str, value: object, least: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputTypeError(message(where, what, "be a whole number", repr(value)))
+    if value < least:
+        raise InputError(message(where, what, f"be at least {least}", value))
+    return value
+
+
+def check_choice(where: str, what: str, name: object, choices: Iterable[str]) -> str:
+    """Return ``name`` if it is one of ``choices``; a misspelt name is told what it may have meant."""
+    names = list(choices)
+    if isinstance(name, str) and name in names:
+        return name
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
+    hint = f"Did you mean {close[0]!r}?" if close else ""
+    raise InputError(message(where, what, f"be one of {', '.join(names)}", repr(name), hint))
+
+
+def look_up(where: str, what: str, name: object, table: Mapping[str, T]) -> T:
+    """Return ``table[name]``; a name that is not there is told the choices."""
+    return table[check_choice(where, what, name, table)]
+
+
+def check_floating(where: str, what: str, x: object) -> None:
+    """Refuse anything but a floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise InputTypeError(message(where, what, "be a tensor", type(x).__name__))
+    if not x.is_floating_point():
+        hint = "Convert it first, for example with .float()."
+        raise InputTypeError(message(where, what, "be a floating-point tensor", x.dtype, hint))
+
+
+def check_like(where: str, what: str, x: Tensor, weight: Tensor) -> None:
+    """Refuse a tensor on another device, or (outside autocast) of another dtype, than the weight."""
+    if x.device != weight.device:
+        hint = "Move one of them with .to(device)."
+        requirement = f"be on the layer's device {weight.device}"
+        raise InputTypeError(message(where, what, requirement, x.device, hint))
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        hint = "Convert one of them with .to(dtype), or use torch.autocast."
+        requirement = f"have the layer's dtype {weight.dtype}"
+        raise InputTypeError(message(where, what, requirement, x.dtype, hint))
+
+
+def check_shape(where: str, what: str, x: Tensor, **axes: int | None) -> None:
+    """Refuse a tensor whose shape is not the named one; ``None`` stands for any size.
+
+    The axes are written the way the docstrings write them: ``(batch, caps_in=128, dim_in=8)``.
+    """
+    sizes = list(axes.values())
+    fits = x.dim() == len(sizes) and all(
+        size is None or size == got for size, got in zip(sizes, x.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(
+            name if size is None else f"{name}={size}" for name, size in axes.items()
+        )
+        raise InputError(message(where, what, f"have shape ({wanted})", tuple(x.shape)))

@@ -1,0 +1,124 @@
+"""What operations and layers cost: one table from operation to formula."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xncaps.layers import CapsuleLinear
+from xncaps.routing import XnorAgreement
+from xncaps.xnor import XnorConv2d, XnorLinear
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Work:
+    """What one operation or layer costs for the input it got.
+
+    Attributes:
+        macs: multiply-accumulates on floats.
+        binary_ops: multiply-accumulates on single bits (one XNOR and its count, for each bit).
+        routing_bytes: float32 tensors alive at once in the routing loop (forward, as written).
+    """
+
+    macs: int = 0
+    binary_ops: int = 0
+    routing_bytes: int = 0
+
+
+def _convolution(args: Any, out: Tensor) -> Work:
+    weight, transposed = args[1], args[6]
+    # Each element of the output (of the input, if transposed) meets one filter.
+    places = args[0].numel() if transposed else out.numel()
+    return Work(macs=places * math.prod(weight.shape[1:]))
+
+
+def _matrix_product(args: Any, out: Tensor) -> Work:
+    return Work(macs=out.numel() * args[0].shape[-1])
+
+
+def _added_matrix_product(args: Any, out: Tensor) -> Work:
+    return Work(macs=out.numel() * args[1].shape[-1])
+
+
+def _attention(args: Any, out: Any) -> Work:
+    query, key, value = args[:3]  # (batch, heads, tokens, size)
+    pairs = math.prod(query.shape[:-1]) * key.shape[-2]
+    return Work(macs=pairs * (query.shape[-1] + value.shape[-1]))
+
+
+def _capsule_linear(layer: CapsuleLinear, args: Any, out: Any) -> Work:
+    batch, rounds = args[0].shape[0], layer.routing.iterations
+    predictions = batch * layer.caps_in * layer.caps_out * layer.dim_out  # elements of u
+    couplings = batch * layer.caps_in * layer.caps_out
+    outputs = batch * layer.caps_out * layer.dim_out
+    projection, sums, agreements = (
+        predictions * layer.dim_in,
+        predictions * rounds,
+        predictions * (rounds - 1),
+    )
+    xnor_projection = layer.binarizer is not None
+    xnor_agreement = isinstance(layer.routing.agreement, XnorAgreement)
+    floats = predictions + 2 * couplings + 2 * outputs  # u; logits and couplings; s and v
+    if xnor_agreement and rounds > 1:
+        floats += predictions + couplings + outputs  # signs and scales of u, signs of v
+    return Work(
+        macs=sums
+        + (0 if xnor_projection else projection)
+        + (0 if xnor_agreement else agreements),
+        binary_ops=(projection if xnor_projection else 0) + (agreements if xnor_agreement else 0),
+        routing_bytes=4 * floats,
+    )
+
+
+def _xnor_linear(layer: XnorLinear, args: Any, out: Tensor) -> Work:
+    return Work(binary_ops=out.numel() * layer.in_features)
+
+
+def _xnor_conv(layer: XnorConv2d, args: Any, out: Tensor) -> Work:
+    area = math.prod(layer.kernel_size)
+    windows = out.numel() // layer.out_channels if layer.scale is None else 0  # the filter k
+    return Work(macs=windows * area, binary_ops=out.numel() * layer.in_channels * area)
+
+
+FORMULAS: dict[Any, Callable[..., Work]] = {
+    aten.convolution.default: _convolution,
+    aten.mm.default: _matrix_product,
+    aten.bmm.default: _matrix_product,
+    aten.mv.default: _matrix_product,
+    aten.addmm.default: _added_matrix_product,
+    aten.baddbmm.default: _added_matrix_product,
+    aten._scaled_dot_product_flash_attention.default: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    aten._scaled_dot_product_efficient_attention.default: _attention,
+    aten._scaled_dot_product_fused_attention_overrideable.default: _attention,
+    CapsuleLinear: _capsule_linear,
+    XnorLinear: _xnor_linear,
+    XnorConv2d: _xnor_conv,
+}
+
+
+def packed_bytes(module: nn.Module, parameters: int) -> int:
+    """Bytes of a module's own parameters, the signs of binary weights in bits with float32 scales.
+
+    Each row of signs fills whole bytes.
+    """
+    if isinstance(module, CapsuleLinear) and module.binarizer is not None:
+        rows, bits = module.caps_in * module.caps_out * module.dim_out, module.dim_in
+    elif isinstance(module, XnorLinear):
+        rows, bits = module.out_features, module.in_features
+    elif isinstance(module, XnorConv2d):
+        rows, bits = module.out_channels, module.weight[0].numel()
+    else:
+        return 4 * parameters
+    learned = 0 if module.scale is None else module.scale.numel()
+    rest = parameters - module.weight.numel() - learned
+    return rows * math.ceil(bits / 8) + 4 * rows + 4 * rest
+
+
+def layer_formula(module: nn.Module) -> Callable[..., Work] | None:
+    return next((FORMULAS[kind] for kind in type(module).__mro__ if kind in FORMULAS), None)

@@ -1,0 +1,294 @@
+"""The capsule layers: CapsuleLinear and its presets CapsFC, XnODR and XnIDR.
+
+XnODR and XnIDR are one layer with two switches: a binarizer for the projection outside the routing
+(LP_out), and the agreement inside it (LP_in). With neither it is the plain CapsFC.
+"""
+
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from xncaps.binarizers import BINARIZERS, SCALES, mean_scale
+from xncaps.errors import (
+    InputError,
+    check_choice,
+    check_floating,
+    check_like,
+    check_shape,
+    check_size,
+    look_up,
+    message,
+)
+from xncaps.routing import AGREEMENTS, ROUTINGS, DotAgreement, XnorAgreement
+
+
+class CapsuleLinear(nn.Module):
+    """A capsule layer: project every input capsule for every output capsule, then route.
+
+    ``u_ij = x_i W_ij``, then ``v = routing(u)``. With a binarizer the projection is xnorized
+    (Algorithm 1): ``u_ij = (sign(x_i) sign(W_ij)) * mean(abs(x_i)) * mean(abs(W_ij))``, signs and
+    means over dim_in. Gradients pass the signs as the binarizer says, and the means only if
+    ``detach_scale`` is false.
+
+    Args:
+        caps_in: number of input capsules.
+        dim_in: size of an input capsule.
+        caps_out: number of output capsules.
+        dim_out: size of an output capsule.
+        iterations: routing iterations, at least 1.
+        binarizer: a name in ``BINARIZERS`` to xnorize the projection; None leaves it alone.
+        agreement: ``dot`` or ``xnor``, how routing compares predictions with output capsules.
+        agreement_binarizer: the binarizer of the xnor agreement; ``sign`` if not given.
+        routing: a name in ``ROUTINGS``.
+        scale: ``mean``, or ``learned``: parameters in place of the means (XNOR-Net++), of shape
+            ``(caps_in, caps_out, 1, dim_out)`` in the projection and ``(caps_out,)`` in the agreement.
+        detach_scale: treat the means as constants in the backward pass.
+        routing_bias: add a learned ``(caps_out, dim_out)`` to the weighted sums.
+        detach_routing: predictions are constants everywhere but in the last weighted sum.
+        device, dtype: of the parameters.
+
+    Shape:
+        x ``(batch, caps_in, dim_in)`` -> v ``(batch, caps_out, dim_out)``; on request also the
+        couplings ``(batch, caps_in, caps_out)`` that v was summed with.
+
+    >>> layer = CapsuleLinear(128, 8, 10, 16)
+    >>> v, couplings = layer(torch.randn(2, 128, 8), return_couplings=True)
+    >>> v.shape, couplings.shape
+    (torch.Size([2, 10, 16]), torch.Size([2, 128, 10]))
+    """
+
+    def __init__(
+        self,
+        caps_in: int,
+        dim_in: int,
+        caps_out: int,
+        dim_out: int,
+        iterations: int = 3,
+        *,
+        binarizer: str | None = None,
+        agreement: str = "dot",
+        agreement_binarizer: str | None = None,
+        routing: str = "dynamic",
+        scale: str = "mean",
+        detach_scale: bool = True,
+        routing_bias: bool = False,
+        detach_routing: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        where = type(self).__name__
+        self.caps_in = check_size(where, "caps_in", caps_in)
+        self.dim_in = check_size(where, "dim_in", dim_in)
+        self.caps_out = check_size(where, "caps_out", caps_out)
+        self.dim_out = check_size(where, "dim_out", dim_out)
+        check_size(where, "iterations", iterations)
+        if binarizer is not None:
+            look_up(where, "binarizer", binarizer, BINARIZERS)
+        check_choice(where, "agreement", agreement, AGREEMENTS)
+        if agreement_binarizer is not None:
+            look_up(where, "agreement_binarizer", agreement_binarizer, BINARIZERS)
+            if agreement == "dot":
+                hint = "Pass agreement='xnor', or leave agreement_binarizer out."
+                requirement = "go with agreement='xnor'"
+                got = f"{agreement_binarizer!r} with agreement='dot'"
+                raise InputError(message(where, "agreement_binarizer", requirement, got, hint))
+        make_routing = look_up(where, "routing", routing, ROUTINGS)
+        check_choice(where, "scale", scale, SCALES)
+
+        self.binarizer = binarizer
+        self.detach_scale = detach_scale
+        self.weight = nn.Parameter(torch.empty(caps_in, caps_out, dim_in, dim_out))
+        learned = binarizer is not None and scale == "learned"
+        self.scale = nn.Parameter(torch.empty(caps_in, caps_out, 1, dim_out)) if learned else None
+        self.routing = make_routing(
+            caps_out,
+            dim_out,
+            iterations,
+            DotAgreement()
+            if agreement == "dot"
+            else XnorAgreement(
+                caps_out,
+                dim_out,
+                binarizer=agreement_binarizer or "sign",
+                scale=scale,
+                detach_scale=detach_scale,
+            ),
+            bias=routing_bias,
+            detach=detach_routing,
+        )
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        # Evenly coupled input capsules of length 1 then sum to output vectors of length about 1: long
+        # enough that squash lets gradients through. Above 0.5 many weights would leave [-1, 1], where
+        # straight-through gradients stop.
+        std = min(0.5, self.caps_out / (self.caps_in * self.dim_out) ** 0.5)
+        nn.init.normal_(self.weight, std=std)
+        if self.scale is not None:
+            # What the means would give for input capsules of length 1 with equal coordinates.
+            with torch.no_grad():
+                self.scale.copy_(mean_scale(self.weight, 2) / self.dim_in**0.5)
+
+    def forward(
+        self, x: Tensor, return_couplings: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        where = type(self).__name__
+        check_floating(where, "x", x)
+        check_shape(where, "x", x, batch=None, caps_in=self.caps_in, dim_in=self.dim_in)
+        check_like(where, "x", x, self.weight)
+        v, couplings = self.routing(self.project(x))
+        return (v, couplings) if return_couplings else v
+
+    def project(self, x: Tensor) -> Tensor:
+        """The predictions u ``(batch, caps_in, caps_out, dim_out)`` of LP_out."""
+        if self.binarizer is None:
+            return torch.einsum("bid,ijde->bije", x, self.weight)
+        binarizer = BINARIZERS[self.binarizer]
+        dots = torch.einsum("bid,ijde->bije", binarizer(x, -1), binarizer(self.weight, 2))
+        if self.scale is not None:
+            return dots * self.scale.squeeze(2)
+        x_scale = mean_scale(x, -1, self.detach_scale).unsqueeze(-1)  # (b, i, 1, 1)
+        w_scale = mean_scale(self.weight, 2, self.detach_scale).squeeze(2)  # (i, j, e)
+        return dots * x_scale * w_scale
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.caps_in}, {self.dim_in}, {self.caps_out}, {self.dim_out}"
+        scale = "" if self.scale is None else ", scale='learned'"
+        return f"{sizes}, binarizer={self.binarizer!r}{scale}"
+
+
+class LayerOptions(TypedDict, total=False):
+    """The options of :class:`CapsuleLinear` that XnODR and XnIDR pass on."""
+
+    routing: str
+    scale: str
+    detach_scale: bool
+    routing_bias: bool
+    detach_routing: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class CapsFC(CapsuleLinear):
+    """The plain capsule layer of Sabour et al.: float projection, dot agreement (section 3.1).
+
+    Arguments and shapes as for :class:`CapsuleLinear`.
+
+    >>> CapsFC(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
+    torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        caps_in: int,
+        dim_in: int,
+        caps_out: int,
+        dim_out: int,
+        iterations: int = 3,
+        *,
+        routing: str = "dynamic",
+        routing_bias: bool = False,
+        detach_routing: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            caps_in,
+            dim_in,
+            caps_out,
+            dim_out,
+            iterations,
+            routing=routing,
+            routing_bias=routing_bias,
+            detach_routing=detach_routing,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class XnODR(CapsuleLinear):
+    """Xnorize the linear projection Outside the Dynamic Routing (Algorithm 1).
+
+    Arguments and shapes as for :class:`CapsuleLinear`; ``binarizer`` is the projection's.
+
+    >>> XnODR(128, 8, 10, 16, iterations=3, binarizer="sign")(torch.randn(2, 128, 8)).shape
+    torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        caps_in: int,
+        dim_in: int,
+        caps_out: int,
+        dim_out: int,
+        iterations: int = 3,
+        *,
+        binarizer: str = "sign",
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        super().__init__(
+            caps_in, dim_in, caps_out, dim_out, iterations, binarizer=binarizer, **options
+        )
+
+
+class XnIDR(CapsuleLinear):
+    """Xnorize the linear projection Inside the Dynamic Routing (Algorithm 2).
+
+    Arguments and shapes as for :class:`CapsuleLinear`; ``binarizer`` is the agreement's.
+
+    >>> XnIDR(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
+    torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        caps_in: int,
+        dim_in: int,
+        caps_out: int,
+        dim_out: int,
+        iterations: int = 3,
+        *,
+        binarizer: str = "sign",
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        super().__init__(
+            caps_in,
+            dim_in,
+            caps_out,
+            dim_out,
+            iterations,
+            agreement="xnor",
+            agreement_binarizer=binarizer,
+            **options,
+        )
+
+
+def xnorize_both(
+    caps_in: int,
+    dim_in: int,
+    caps_out: int,
+    dim_out: int,
+    iterations: int = 3,
+    *,
+    binarizer: str = "sign",
+    **options: Unpack[LayerOptions],
+) -> CapsuleLinear:
+    """A :class:`CapsuleLinear` with both linear projections xnorized by the same binarizer.
+
+    >>> xnorize_both(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
+    torch.Size([2, 10, 16])
+    """
+    return CapsuleLinear(
+        caps_in,
+        dim_in,
+        caps_out,
+        dim_out,
+        iterations,
+        binarizer=binarizer,
+        agreement="xnor",
+        agreement_binarizer=binarizer,
+        **options,
+    )

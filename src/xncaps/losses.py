@@ -1,0 +1,65 @@
+"""The loss of capsule networks."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from xncaps.errors import InputError, InputTypeError, check_floating, check_shape, message
+
+
+def margin_loss(
+    lengths: Tensor,
+    target: Tensor,
+    *,
+    m_plus: float = 0.9,
+    m_minus: float = 0.1,
+    down_weight: float = 0.5,
+) -> Tensor:
+    """Margin loss on capsule lengths, summed over the classes and averaged over the batch.
+
+    ``T_k max(0, m_plus - length_k)^2 + down_weight (1 - T_k) max(0, length_k - m_minus)^2``.
+    Logits go through a sigmoid first: ``margin_loss(logits.sigmoid(), target)``.
+
+    Args:
+        lengths: one score for each class.
+        target: class numbers, or a row of 0 and 1 for each sample (several classes at once).
+        m_plus: present classes are pushed above it.
+        m_minus: absent classes are pushed below it.
+        down_weight: weight of the absent classes.
+
+    Shape:
+        lengths ``(batch, classes)``, target ``(batch,)`` or ``(batch, classes)`` -> a scalar.
+
+    >>> margin_loss(torch.tensor([[0.9, 0.1, 0.3]]), torch.tensor([0]))
+    tensor(0.0200)
+    """
+    check_floating("margin_loss", "lengths", lengths)
+    check_shape("margin_loss", "lengths", lengths, batch=None, classes=None)
+    present = multi_hot("margin_loss", target, lengths)
+    absent = 1 - present
+    missing = present * F.relu(m_plus - lengths).square()
+    excess = absent * F.relu(lengths - m_minus).square()
+    return (missing + down_weight * excess).sum(dim=1).mean()
+
+
+def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
+    """The target as rows of 0 and 1, of the scores' shape and dtype; class numbers are spread out."""
+    batch, classes = scores.shape
+    if not isinstance(target, Tensor):
+        raise InputTypeError(message(where, "target", "be a tensor", type(target).__name__))
+    if target.shape == scores.shape:
+        return target.to(scores.dtype)
+    if target.shape != (batch,):
+        requirement = f"have shape (batch={batch},) or (batch={batch}, classes={classes})"
+        raise InputError(message(where, "target", requirement, tuple(target.shape)))
+    if target.is_floating_point() or target.dtype == torch.bool:
+        hint = "Convert class numbers with .long()."
+        requirement = "hold whole numbers when it has shape (batch,)"
+        raise InputTypeError(message(where, "target", requirement, target.dtype, hint))
+    # Reading the values would stall a GPU and break a graph; there one_hot itself refuses.
+    if target.device.type == "cpu" and not torch.compiler.is_compiling() and batch > 0:
+        low, high = int(target.min()), int(target.max())
+        if low < 0 or high >= classes:
+            got = low if low < 0 else high
+            raise InputError(message(where, "target", f"hold classes 0 to {classes - 1}", got))
+    return F.one_hot(target.long(), classes).to(scores.dtype)

@@ -1,0 +1,357 @@
+"""Whole networks: ``create_model`` puts a head on a backbone, or builds CapsNet or XNOR-Net."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xncaps.backbones import BACKBONES, Backbone
+from xncaps.errors import (
+    InputError,
+    check_choice,
+    check_floating,
+    check_like,
+    check_shape,
+    check_size,
+    message,
+)
+from xncaps.heads import (
+    CAPSULE_HEADS,
+    DIM_IN,
+    DIM_OUT,
+    HEADS,
+    CapsuleHead,
+    FCHead,
+    LinearHead,
+    check_options,
+)
+from xncaps.primary import ConvPrimaryCaps
+from xncaps.xnor import XnorConv2d, XnorLinear
+
+ATTACH = ("replace", "append", "features")
+
+
+class Classifier(nn.Module):
+    """A backbone and a head: images in, one score for each class out.
+
+    Args:
+        backbone: images to feature maps.
+        head: features to scores.
+        in_channels: channels of the images.
+
+    Attributes:
+        scores: what the scores are, ``lengths`` of capsules or ``logits``.
+        num_classes: number of classes.
+
+    Shape:
+        ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``; with a capsule head on
+        request also the couplings ``(batch, caps_in, num_classes)``.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, head: LinearHead | FCHead | CapsuleHead, in_channels: int
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.in_channels = in_channels
+
+    @property
+    def scores(self) -> str:
+        return self.head.scores
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.num_classes
+
+    def forward(
+        self, images: Tensor, return_couplings: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        where = type(self).__name__
+        self.check_images(images)
+        features = self.backbone(images)
+        if not return_couplings:
+            scores: Tensor = self.head(features)
+            return scores
+        if not isinstance(self.head, CapsuleHead):
+            requirement = "be false without a capsule head"
+            raise InputError(message(where, "return_couplings", requirement, True))
+        return self.head(features, return_couplings=True)  # type: ignore[no-any-return]
+
+    def check_images(self, images: Tensor) -> None:
+        """Refuse images that the network was not built for."""
+        where = type(self).__name__
+        check_floating(where, "images", images)
+        check_shape(
+            where, "images", images, batch=None, channels=self.in_channels, height=None, width=None
+        )
+        check_like(where, "images", images, next(self.parameters()))
+
+
+class CapsNet(Classifier):
+    """The network of Sabour et al. without its decoder: two 9x9 convolutions and a capsule layer.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: channels of the images.
+        image_size: side of the images in pixels, at least 17.
+        head: the capsule layer: dr, xnodr, xnidr or xnboth.
+        caps_in: number of primary capsules, a multiple of the places they sit at (36 at 28 px);
+            32 at each place if not given.
+        dim_in, dim_out: sizes of primary and output capsules.
+        options: further options of the capsule layer.
+
+    Shape:
+        ``(batch, in_channels, image_size, image_size)`` -> ``(batch, num_classes)``.
+
+    >>> sum(p.numel() for p in CapsNet().parameters())
+    6804224
+    """
+
+    default_channels, default_size, least_size = 1, 28, 17
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = default_channels,
+        image_size: int = default_size,
+        head: str = "dr",
+        *,
+        caps_in: int | None = None,
+        dim_in: int = DIM_IN,
+        dim_out: int = DIM_OUT,
+        **options: Any,
+    ) -> None:
+        where = type(self).__name__
+        check_choice(where, "head", head, CAPSULE_HEADS)
+        check_options(where, head, options)
+        check_size(where, "in_channels", in_channels)
+        check_image_size(where, image_size, self.least_size)
+        places = ((image_size - 8 - 9) // 2 + 1) ** 2
+        caps_in = 32 * places if caps_in is None else check_size(where, "caps_in", caps_in)
+        if caps_in % places:
+            requirement = f"be a multiple of {places}, the places of the primary capsules"
+            raise InputError(message(where, "caps_in", requirement, caps_in))
+        check_size(where, "dim_in", dim_in)
+        primary = ConvPrimaryCaps(256, caps_in // places, dim_in, kernel_size=9, stride=2)
+        super().__init__(
+            nn.Sequential(nn.Conv2d(in_channels, 256, 9), nn.ReLU()),
+            HEADS[head](
+                256,
+                num_classes,
+                caps_in=caps_in,
+                dim_in=dim_in,
+                dim_out=dim_out,
+                primary=primary,
+                **options,
+            ),
+            in_channels,
+        )
+        self.image_size = image_size
+
+    def check_images(self, images: Tensor) -> None:
+        super().check_images(images)
+        _check_built_size(type(self).__name__, images, self.image_size)
+
+
+class XnorNet(Classifier):
+    """XNOR-Net on BinaryNet's VGG for CIFAR-10: xnorized but for the first and the last layer.
+
+    Convolutions of 128, 128, 256, 256, 512, 512 channels with pooling behind each pair, then two
+    layers of 1024. Each xnorized layer has its batch normalisation before it.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: channels of the images.
+        image_size: side of the images in pixels, at least 8.
+        width: multiplies all channels.
+        options: ``binarizer``, ``scale``, ``detach_scale`` of the xnorized layers.
+
+    Shape:
+        ``(batch, in_channels, image_size, image_size)`` -> ``(batch, num_classes)``.
+
+    >>> XnorNet(width=0.25).eval()(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    default_channels, default_size, least_size = 3, 32, 8
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = default_channels,
+        image_size: int = default_size,
+        *,
+        width: float = 1.0,
+        **options: Any,
+    ) -> None:
+        where = type(self).__name__
+        check_size(where, "in_channels", in_channels)
+        check_image_size(where, image_size, self.least_size)
+        first, second, third, dense = (max(1, round(n * width)) for n in (128, 256, 512, 1024))
+        places = (image_size // 8) ** 2
+
+        def conv(channels_in: int, channels: int) -> list[nn.Module]:
+            layer = XnorConv2d(channels_in, channels, 3, padding=1, bias=False, **options)
+            return [nn.BatchNorm2d(channels_in), layer]
+
+        def linear(features: int) -> list[nn.Module]:
+            layer = XnorLinear(features, dense, bias=False, **options)
+            return [nn.BatchNorm1d(features), layer]
+
+        stem = nn.Conv2d(in_channels, first, 3, padding=1, bias=False)
+        super().__init__(
+            nn.Sequential(
+                *(stem, nn.BatchNorm2d(first), nn.ReLU()),
+                *(*conv(first, first), nn.MaxPool2d(2)),
+                *(*conv(first, second), *conv(second, second), nn.MaxPool2d(2)),
+                *(*conv(second, third), *conv(third, third), nn.MaxPool2d(2)),
+                *(nn.Flatten(), *linear(third * places), *linear(dense)),
+                *(nn.BatchNorm1d(dense), nn.ReLU()),
+            ),
+            LinearHead(dense, num_classes),
+            in_channels,
+        )
+        self.image_size = image_size
+
+    def check_images(self, images: Tensor) -> None:
+        super().check_images(images)
+        _check_built_size(type(self).__name__, images, self.image_size)
+
+
+NETWORKS: dict[str, type[CapsNet] | type[XnorNet]] = {"capsnet": CapsNet, "xnornet": XnorNet}
+MODELS: tuple[str, ...] = (*BACKBONES, *NETWORKS)
+
+
+def create_model(
+    backbone: str,
+    head: str | None = None,
+    num_classes: int = 10,
+    in_channels: int | None = None,
+    image_size: int | None = None,
+    attach: str = "replace",
+    **options: Any,
+) -> Classifier:
+    """Build a network by name.
+
+    ``attach`` says where a capsule head sits (``linear`` and ``fc`` always take the pooled features of
+    the whole backbone):
+
+    - ``replace``: the head stands in place of the backbone's last convolution, as the paper's text
+      has it;
+    - ``append``: the last convolutions are kept, frozen, and primary capsules with batch
+      normalisation follow them, as the authors' released code has it;
+    - ``features``: the head takes the pooled features of the whole backbone.
+
+    Args:
+        backbone: convnet, mobilenetv2 or resnet50; or a whole network, capsnet or xnornet.
+        head: linear, fc, dr, xnodr, xnidr or xnboth. If not given: xnidr on a backbone, dr in
+            capsnet, linear in xnornet.
+        num_classes: number of classes.
+        in_channels: channels of the images; if not given, 3 (convnet and capsnet: 1).
+        image_size: side of the images in pixels; if not given, 224 (convnet and capsnet: 28,
+            xnornet: 32).
+        attach: replace, append or features.
+        options: of the head (``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``, ...,
+            or ``hidden`` of an fc head), and ``width`` of convnet and xnornet.
+
+    Shape of the model:
+        ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``.
+
+    >>> model = create_model("convnet", head="xnidr", num_classes=10)
+    >>> model(torch.randn(2, 1, 28, 28)).shape, model.scores
+    (torch.Size([2, 10]), 'lengths')
+    """
+    where = "create_model"
+    check_choice(where, "backbone", backbone, MODELS)
+    if head is not None:
+        check_choice(where, "head", head, HEADS)
+    check_choice(where, "attach", attach, ATTACH)
+    check_size(where, "num_classes", num_classes)
+    network: Any = {**BACKBONES, **NETWORKS}[backbone]
+    in_channels = network.default_channels if in_channels is None else in_channels
+    image_size = network.default_size if image_size is None else image_size
+    check_size(where, "in_channels", in_channels)
+    check_image_size(where, image_size, network.least_size, f"for {backbone}")
+    if "width" in options:
+        _check_width(where, backbone, options["width"])
+    if backbone in NETWORKS:
+        return _whole_network(backbone, head, num_classes, in_channels, image_size, attach, options)
+
+    head = head or "xnidr"
+    width = {"width": options.pop("width")} if "width" in options else {}
+    base: Backbone = network(in_channels, image_size, **width)
+    placed: dict[str, Any] = {}
+    if head == "fc":
+        options = {"hidden": base.hidden, **options}
+    elif head in CAPSULE_HEADS:
+        options = {"caps_in": base.caps_in, "dim_in": DIM_IN, **options}
+    check_options(where, head, options)
+    if head in CAPSULE_HEADS:
+        placed = _place_capsules(backbone, base, attach, options["caps_in"], options["dim_in"])
+    return Classifier(
+        base, HEADS[head](base.features, num_classes, **placed, **options), in_channels
+    )
+
+
+def _place_capsules(
+    name: str, base: Backbone, attach: str, caps_in: int, dim_in: int
+) -> dict[str, Any]:
+    """Ready the backbone for a capsule head; returns the head's ``primary`` and ``norm``."""
+    check_size("create_model", "caps_in", caps_in)
+    check_size("create_model", "dim_in", dim_in)
+    if attach == "features":
+        return {}
+    if attach == "replace":
+        primary = base.replacing_caps(caps_in, dim_in)
+        base.drop_top()
+        return {"primary": primary}
+    base.freeze_top()
+    warnings.warn(
+        f"{name} with attach='append' freezes its last block, whose weights are random until"
+        " pretrained ones are loaded.",
+        stacklevel=3,
+    )
+    return {"primary": base.appended_caps(caps_in, dim_in), "norm": True}
+
+
+def check_image_size(where: str, image_size: object, least: int, hint: str = "") -> None:
+    """Refuse an image side that is no whole number or too small."""
+    requirement = f"be at least {least} px {hint}".rstrip()
+    if check_size(where, "image_size", image_size) < least:
+        raise InputError(message(where, "image_size", requirement, image_size))
+
+
+def _check_width(where: str, backbone: str, width: object) -> None:
+    if backbone not in ("convnet", "xnornet"):
+        raise InputError(message(where, "width", "go with convnet or xnornet", backbone))
+    if not isinstance(width, int | float) or not 0 < width < float("inf"):
+        raise InputError(message(where, "width", "be a number above 0", repr(width)))
+
+
+def _whole_network(
+    network: str,
+    head: str | None,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    attach: str,
+    options: dict[str, Any],
+) -> Classifier:
+    where = "create_model"
+    if attach != "replace":
+        hint = "A whole network has one place for its head."
+        raise InputError(message(where, "attach", f"be replace with {network}", attach, hint))
+    if network == "capsnet":
+        return CapsNet(num_classes, in_channels, image_size, head or "dr", **options)
+    if head not in (None, "linear"):
+        hint = "Its last layer is a float linear one."
+        raise InputError(message(where, "head", f"be linear with {network}", head, hint))
+    return XnorNet(num_classes, in_channels, image_size, **options)
+
+
+def _check_built_size(where: str, images: Tensor, size: int) -> None:
+    check_shape(
+        where, "images", images, batch=None, channels=images.shape[1], height=size, width=size
+    )
