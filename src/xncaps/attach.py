@@ -21,12 +21,13 @@ def attach_head(
     in_features: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Replace the classifier of any network by a head. The network is changed in place and returned.
+    """Replace the classifier of any network by a head, in place, and return the network.
 
     The classifier is the module called ``name``; if that is not given, what timm's
-    ``get_classifier()`` names, or the child called ``classifier``, ``fc``, ``head`` or ``heads``. Of a
-    classifier made of several layers, those before the first linear layer or convolution (flatten,
-    dropout, a norm) stay and the rest is replaced. Device, dtype and mode are the classifier's.
+    ``get_classifier()`` names, or the child called ``classifier``, ``fc``, ``head`` or ``heads``.
+    Of a classifier made of several layers, those before the first linear layer or convolution
+    (flatten, dropout, a norm) stay and the rest is replaced. The head takes over the device, dtype
+    and mode of what it replaces.
 
     Args:
         model: a network whose classifier takes pooled features or feature maps.
@@ -34,9 +35,8 @@ def attach_head(
         num_classes: number of classes.
         name: the classifier's name in the network, dotted as in ``named_modules()``.
         in_features: size of the features; read off the classifier if not given.
-        options: of the head: ``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``, ...
+        options: of the head: ``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ...
 
-    >>> from torch import nn
     >>> body = [nn.Conv2d(1, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     >>> model = attach_head(nn.Sequential(*body, nn.Linear(64, 10)), "xnidr", 10, name="3")
     >>> model.scores

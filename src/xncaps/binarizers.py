@@ -115,7 +115,7 @@ def approxsign(x: Tensor, dim: Dim = -1) -> Tensor:
 BINARIZERS: dict[str, Binarizer] = {"sign": sign, "midrange": midrange, "approxsign": approxsign}
 
 SCALES = ("mean", "learned")
-"""What multiplies the signs: the mean absolute values, or parameters (XNOR-Net++) in their place."""
+"""What multiplies the signs: mean absolute values, or parameters in their place (XNOR-Net++)."""
 
 
 def mean_scale(x: Tensor, dim: Dim, detach: bool = True) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a capsule is: a vector whose length, kept below 1 by the squash, says how likely its entity is."""
+"""What a capsule is: a vector whose length, kept below 1, says how likely its entity is."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,9 @@ from xncaps.errors import check_floating
 def squash(s: Tensor, dim: int = -1) -> Tensor:
     """Shrink vectors to a length below 1, keeping their direction (the paper's Eq. 4).
 
-    ``v = norm(s)^2 / (1 + norm(s)^2) * s / norm(s)``, computed as ``s * norm(s) / (1 + norm(s)^2)``:
-    the same function without an epsilon. Value and gradient at the exact zero vector are 0.
+    ``v = norm(s)^2 / (1 + norm(s)^2) * s / norm(s)``, computed as
+    ``s * norm(s) / (1 + norm(s)^2)``: the same function without an epsilon. Value and gradient at
+    the exact zero vector are 0.
 
     Args:
         s: a floating-point tensor of any shape.

@@ -1,7 +1,7 @@
 """Count what a network holds and does, float and binary apart.
 
-``summary`` runs the network once on an empty image and adds up what ``formulas.FORMULAS`` says of every
-operation it met.
+``summary`` runs the network once on an empty image and adds up what ``formulas.FORMULAS`` says of
+every operation it met.
 """
 
 import csv
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from xncaps.errors import InputError, InputTypeError, message
 from xncaps.formulas import FORMULAS, Work, layer_formula, packed_bytes
 from xncaps.text import text_table
+
 
 @dataclass
 class Row:
@@ -141,9 +142,7 @@ class _Counter(TorchDispatchMode):
         if formula is not None:
             self.work[module].append(formula(module, args, out))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         counted_whole = any(layer_formula(module) is not None for module in self.running)
         if self.running and func in FORMULAS and not counted_whole:
@@ -152,22 +151,20 @@ class _Counter(TorchDispatchMode):
 
 
 def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
-    """Count a network for one input: per layer and in total, float and binary work in separate columns.
+    """Count a network for one input, per layer and in total, float and binary work apart.
 
     The network runs once on zeros, in eval mode and without gradients, on its own device (a network
-    on the ``meta`` device costs nothing). Batch normalisation, activations, pooling and the making of
-    signs and scales count as no MACs. Any other operation that ``FORMULAS`` names counts, in modules
-    of any kind.
+    on the ``meta`` device costs nothing). What ``formulas.FORMULAS`` names counts, in any module;
+    batch normalisation, activations, pooling and the making of signs and scales do not.
 
     Args:
         model: the network.
         input_size: shape of one input without the batch axis, such as ``(1, 28, 28)``.
 
     Returns:
-        A :class:`Summary` with ``params``, ``trainable_params``, ``macs``, ``binary_ops``, ``bytes``,
-        ``packed_bytes``, ``routing_bytes`` and ``rows``.
+        A :class:`Summary` with ``params``, ``trainable_params``, ``macs``, ``binary_ops``,
+        ``bytes``, ``packed_bytes``, ``routing_bytes`` and ``rows``.
 
-    >>> from torch import nn
     >>> print(summary(nn.Sequential(nn.Linear(4, 2)), (4,)).macs)
     8
     """
@@ -183,8 +180,8 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
     rows = []
     seen: set[Tensor] = set()
     for name, module in model.named_modules():
-        own = [p for p in module.parameters(recurse=layer_formula(module) is not None)]
-        own = [p for p in own if p not in seen]
+        counted_whole = layer_formula(module) is not None
+        own = [p for p in module.parameters(recurse=counted_whole) if p not in seen]
         seen.update(own)
         work = counter.work.get(module, [])
         if not own and not work:

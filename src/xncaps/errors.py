@@ -36,7 +36,7 @@ def check_size(where: str, what: str, value: object, least: int = 1) -> int:
 
 
 def check_choice(where: str, what: str, name: object, choices: Iterable[str]) -> str:
-    """Return ``name`` if it is one of ``choices``; a misspelt name is told what it may have meant."""
+    """Return ``name`` if it is one of ``choices``; a misspelt one is told the likely meaning."""
     names = list(choices)
     if isinstance(name, str) and name in names:
         return name
@@ -60,7 +60,7 @@ def check_floating(where: str, what: str, x: object) -> None:
 
 
 def check_like(where: str, what: str, x: Tensor, weight: Tensor) -> None:
-    """Refuse a tensor on another device, or (outside autocast) of another dtype, than the weight."""
+    """Refuse a tensor on another device or, outside autocast, of another dtype than the weight."""
     if x.device != weight.device:
         hint = "Move one of them with .to(device)."
         requirement = f"be on the layer's device {weight.device}"

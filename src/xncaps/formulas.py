@@ -67,9 +67,7 @@ def _capsule_linear(layer: CapsuleLinear, args: Any, out: Any) -> Work:
     if xnor_agreement and rounds > 1:
         floats += predictions + couplings + outputs  # signs and scales of u, signs of v
     return Work(
-        macs=sums
-        + (0 if xnor_projection else projection)
-        + (0 if xnor_agreement else agreements),
+        macs=sums + (0 if xnor_projection else projection) + (0 if xnor_agreement else agreements),
         binary_ops=(projection if xnor_projection else 0) + (agreements if xnor_agreement else 0),
         routing_bytes=4 * floats,
     )
@@ -121,4 +119,5 @@ def packed_bytes(module: nn.Module, parameters: int) -> int:
 
 
 def layer_formula(module: nn.Module) -> Callable[..., Work] | None:
+    """The formula of a layer that is counted as one operation, if it is such a layer."""
     return next((FORMULAS[kind] for kind in type(module).__mro__ if kind in FORMULAS), None)

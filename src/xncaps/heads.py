@@ -2,15 +2,15 @@
 
 Every head has one contract: built from ``(in_features, num_classes)``, it takes pooled features
 ``(batch, in_features)`` or feature maps ``(batch, in_features, height, width)``, which it averages,
-and gives scores ``(batch, num_classes)``. ``head.scores`` says what they are: capsule ``lengths`` or
-``logits``. To add a head, write such a module and name it in ``HEADS``.
+and gives scores ``(batch, num_classes)``. ``head.scores`` says what they are: capsule ``lengths``
+or ``logits``. To add a head, write such a module and name it in ``HEADS`` and ``HEAD_OPTIONS``.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from xncaps.capsules import capsule_length
@@ -80,7 +80,7 @@ class FCHead(nn.Module):
         self.num_classes = check_size(where, "num_classes", num_classes)
         sizes = [in_features, *(check_size(where, "hidden", size) for size in hidden), num_classes]
         layers: list[nn.Module] = []
-        for size_in, size_out in zip(sizes, sizes[1:], strict=False):
+        for size_in, size_out in pairwise(sizes):
             layers += [nn.Linear(size_in, size_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 

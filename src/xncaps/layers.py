@@ -42,7 +42,7 @@ class CapsuleLinear(nn.Module):
         agreement_binarizer: the binarizer of the xnor agreement; ``sign`` if not given.
         routing: a name in ``ROUTINGS``.
         scale: ``mean``, or ``learned``: parameters in place of the means (XNOR-Net++), of shape
-            ``(caps_in, caps_out, 1, dim_out)`` in the projection and ``(caps_out,)`` in the agreement.
+            ``(caps_in, caps_out, 1, dim_out)`` in the projection, ``(caps_out,)`` in the agreement.
         detach_scale: treat the means as constants in the backward pass.
         routing_bias: add a learned ``(caps_out, dim_out)`` to the weighted sums.
         detach_routing: predictions are constants everywhere but in the last weighted sum.
@@ -122,9 +122,9 @@ class CapsuleLinear(nn.Module):
         self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
-        # Evenly coupled input capsules of length 1 then sum to output vectors of length about 1: long
-        # enough that squash lets gradients through. Above 0.5 many weights would leave [-1, 1], where
-        # straight-through gradients stop.
+        # Evenly coupled input capsules of length 1 then sum to vectors of length about 1: long
+        # enough that squash lets gradients through. Above 0.5 many weights would leave [-1, 1],
+        # where straight-through gradients stop.
         std = min(0.5, self.caps_out / (self.caps_in * self.dim_out) ** 0.5)
         nn.init.normal_(self.weight, std=std)
         if self.scale is not None:
@@ -132,9 +132,7 @@ class CapsuleLinear(nn.Module):
             with torch.no_grad():
                 self.scale.copy_(mean_scale(self.weight, 2) / self.dim_in**0.5)
 
-    def forward(
-        self, x: Tensor, return_couplings: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, return_couplings: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         where = type(self).__name__
         check_floating(where, "x", x)
         check_shape(where, "x", x, batch=None, caps_in=self.caps_in, dim_in=self.dim_in)

@@ -43,7 +43,7 @@ def margin_loss(
 
 
 def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
-    """The target as rows of 0 and 1, of the scores' shape and dtype; class numbers are spread out."""
+    """The target as rows of 0 and 1, shaped and typed like the scores."""
     batch, classes = scores.shape
     if not isinstance(target, Tensor):
         raise InputTypeError(message(where, "target", "be a tensor", type(target).__name__))

@@ -6,7 +6,6 @@ their mean is the accuracy, and their sum adds up exactly over batches and machi
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from xncaps.errors import InputError, check_floating, check_shape, message
@@ -32,7 +31,7 @@ def exact_pair(scores: Tensor, target: Tensor) -> Tensor:
     """1 where the two highest scores are exactly the two target classes (Sabour et al.).
 
     Shape:
-        scores ``(batch, classes)``, target ``(batch, classes)`` with two ones a row -> ``(batch,)``.
+        scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.
 
     >>> exact_pair(torch.tensor([[0.1, 0.9, 0.8]]), torch.tensor([[0, 1, 1]]))
     tensor([1.])
@@ -44,7 +43,7 @@ def per_digit(scores: Tensor, target: Tensor) -> Tensor:
     """The share of the two target classes that is among the two highest scores: 0, 0.5 or 1.
 
     Shape:
-        scores ``(batch, classes)``, target ``(batch, classes)`` with two ones a row -> ``(batch,)``.
+        scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.
 
     >>> per_digit(torch.tensor([[0.7, 0.9, 0.8]]), torch.tensor([[1, 1, 0]]))
     tensor([0.5000])
@@ -59,7 +58,7 @@ def paper_top2(scores: Tensor, target: Tensor) -> Tensor:
     MultiMNIST: the higher class is never looked at. It is never below :func:`exact_pair`.
 
     Shape:
-        scores ``(batch, classes)``, target ``(batch, classes)`` with two ones a row -> ``(batch,)``.
+        scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.
 
     >>> paper_top2(torch.tensor([[0.7, 0.9, 0.8]]), torch.tensor([[0, 1, 1]]))
     tensor([1.])

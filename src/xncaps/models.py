@@ -3,7 +3,6 @@
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from xncaps.backbones import BACKBONES, Backbone
@@ -39,8 +38,10 @@ class Classifier(nn.Module):
         backbone: images to feature maps.
         head: features to scores.
         in_channels: channels of the images.
+        image_size: side of the images in pixels.
 
     Attributes:
+        fixed_size: whether images of any other size are refused.
         scores: what the scores are, ``lengths`` of capsules or ``logits``.
         num_classes: number of classes.
 
@@ -49,13 +50,20 @@ class Classifier(nn.Module):
         request also the couplings ``(batch, caps_in, num_classes)``.
     """
 
+    fixed_size = False
+
     def __init__(
-        self, backbone: nn.Module, head: LinearHead | FCHead | CapsuleHead, in_channels: int
+        self,
+        backbone: nn.Module,
+        head: LinearHead | FCHead | CapsuleHead,
+        in_channels: int,
+        image_size: int,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.in_channels = in_channels
+        self.image_size = image_size
 
     @property
     def scores(self) -> str:
@@ -77,14 +85,15 @@ class Classifier(nn.Module):
         if not isinstance(self.head, CapsuleHead):
             requirement = "be false without a capsule head"
             raise InputError(message(where, "return_couplings", requirement, True))
-        return self.head(features, return_couplings=True)  # type: ignore[no-any-return]
+        return self.head(features, return_couplings=True)
 
     def check_images(self, images: Tensor) -> None:
         """Refuse images that the network was not built for."""
         where = type(self).__name__
         check_floating(where, "images", images)
+        size = self.image_size if self.fixed_size else None
         check_shape(
-            where, "images", images, batch=None, channels=self.in_channels, height=None, width=None
+            where, "images", images, batch=None, channels=self.in_channels, height=size, width=size
         )
         check_like(where, "images", images, next(self.parameters()))
 
@@ -110,6 +119,7 @@ class CapsNet(Classifier):
     """
 
     default_channels, default_size, least_size = 1, 28, 17
+    fixed_size = True
 
     def __init__(
         self,
@@ -147,12 +157,8 @@ class CapsNet(Classifier):
                 **options,
             ),
             in_channels,
+            image_size,
         )
-        self.image_size = image_size
-
-    def check_images(self, images: Tensor) -> None:
-        super().check_images(images)
-        _check_built_size(type(self).__name__, images, self.image_size)
 
 
 class XnorNet(Classifier):
@@ -176,6 +182,7 @@ class XnorNet(Classifier):
     """
 
     default_channels, default_size, least_size = 3, 32, 8
+    fixed_size = True
 
     def __init__(
         self,
@@ -212,12 +219,8 @@ class XnorNet(Classifier):
             ),
             LinearHead(dense, num_classes),
             in_channels,
+            image_size,
         )
-        self.image_size = image_size
-
-    def check_images(self, images: Tensor) -> None:
-        super().check_images(images)
-        _check_built_size(type(self).__name__, images, self.image_size)
 
 
 NETWORKS: dict[str, type[CapsNet] | type[XnorNet]] = {"capsnet": CapsNet, "xnornet": XnorNet}
@@ -235,8 +238,8 @@ def create_model(
 ) -> Classifier:
     """Build a network by name.
 
-    ``attach`` says where a capsule head sits (``linear`` and ``fc`` always take the pooled features of
-    the whole backbone):
+    ``attach`` says where a capsule head sits (``linear`` and ``fc`` always take the pooled features
+    of the whole backbone):
 
     - ``replace``: the head stands in place of the backbone's last convolution, as the paper's text
       has it;
@@ -253,8 +256,8 @@ def create_model(
         image_size: side of the images in pixels; if not given, 224 (convnet and capsnet: 28,
             xnornet: 32).
         attach: replace, append or features.
-        options: of the head (``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``, ...,
-            or ``hidden`` of an fc head), and ``width`` of convnet and xnornet.
+        options: of the head (``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``,
+            ..., or ``hidden`` of an fc head), and ``width`` of convnet and xnornet.
 
     Shape of the model:
         ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``.
@@ -290,9 +293,8 @@ def create_model(
     check_options(where, head, options)
     if head in CAPSULE_HEADS:
         placed = _place_capsules(backbone, base, attach, options["caps_in"], options["dim_in"])
-    return Classifier(
-        base, HEADS[head](base.features, num_classes, **placed, **options), in_channels
-    )
+    built = HEADS[head](base.features, num_classes, **placed, **options)
+    return Classifier(base, built, in_channels, image_size)
 
 
 def _place_capsules(
@@ -349,9 +351,3 @@ def _whole_network(
         hint = "Its last layer is a float linear one."
         raise InputError(message(where, "head", f"be linear with {network}", head, hint))
     return XnorNet(num_classes, in_channels, image_size, **options)
-
-
-def _check_built_size(where: str, images: Tensor, size: int) -> None:
-    check_shape(
-        where, "images", images, batch=None, channels=images.shape[1], height=size, width=size
-    )

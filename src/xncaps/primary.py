@@ -45,7 +45,7 @@ class PrimaryCaps(nn.Module):
             themselves are cut into capsules, and in_features must be caps * dim.
 
     Shape:
-        ``(batch, in_features, height, width)`` or ``(batch, in_features)`` -> ``(batch, caps, dim)``.
+        ``(batch, in_features[, height, width])`` -> ``(batch, caps, dim)``.
 
     >>> PrimaryCaps(320, 128, 8)(torch.randn(2, 320, 7, 7)).shape
     torch.Size([2, 128, 8])
@@ -111,7 +111,7 @@ class ConvPrimaryCaps(nn.Module):
 
 
 class CapsuleNorm(nn.Module):
-    """Batch normalisation over the coordinates of capsules, then ReLU, as the authors' released code has it.
+    """Batch normalisation over the coordinates of capsules, then ReLU: the released code's.
 
     Args:
         dim: size of a capsule.

@@ -194,7 +194,7 @@ def _pair(where: str, what: str, value: int | tuple[int, int], least: int = 1) -
 
 
 def _reset(weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
-    """The initialisation of nn.Linear and nn.Conv2d; a learned scale starts as the weights' means."""
+    """As nn.Linear and nn.Conv2d start; a learned scale starts as the mean abs of the weights."""
     nn.init.kaiming_uniform_(weight, a=5**0.5)
     if bias is not None:
         bound = weight[0].numel() ** -0.5

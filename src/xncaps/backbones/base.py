@@ -1,7 +1,7 @@
 """What every backbone is: a trunk, a top, and the primary capsules that fit it.
 
-``attach="replace"`` drops the top, ``"append"`` freezes it (with whatever else ``frozen`` names), and
-``"features"`` leaves everything as it is.
+``attach="replace"`` drops the top, ``"append"`` freezes it (with whatever else ``frozen`` names),
+and ``"features"`` leaves everything as it is.
 """
 
 import math
@@ -84,14 +84,12 @@ class Backbone(nn.Module, ABC):
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution padded as Keras pads ``same``: with a stride, the odd pixel goes right and below."""
+    """A convolution padded as Keras pads ``same``: an odd pixel goes to the right and below."""
 
     def forward(self, x: Tensor) -> Tensor:
         vertical, horizontal = (
             max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
-            for size, stride, kernel in zip(
-                x.shape[2:], self.stride, self.kernel_size, strict=True
-            )
+            for size, stride, kernel in zip(x.shape[2:], self.stride, self.kernel_size, strict=True)
         )
         left, above = horizontal // 2, vertical // 2
         padded = F.pad(x, (left, horizontal - left, above, vertical - above))

@@ -24,7 +24,6 @@ class ConvNet(Backbone):
     Shape:
         ``(batch, in_channels, height, width)`` -> ``(batch, 128 * width, height / 4, width / 4)``.
 
-    >>> import torch
     >>> ConvNet(in_channels=1, image_size=28)(torch.randn(2, 1, 28, 28)).shape
     torch.Size([2, 128, 7, 7])
     """

@@ -65,7 +65,6 @@ class MobileNetV2(Backbone):
     Shape:
         ``(batch, in_channels, height, width)`` -> ``(batch, 1280, height', width')``.
 
-    >>> import torch
     >>> MobileNetV2(in_channels=1, image_size=28).eval()(torch.randn(1, 1, 28, 28)).shape
     torch.Size([1, 1280, 2, 2])
     """

@@ -63,7 +63,6 @@ class ResNet50(Backbone):
     Shape:
         ``(batch, in_channels, height, width)`` -> ``(batch, 2048, height', width')``.
 
-    >>> import torch
     >>> ResNet50(in_channels=1, image_size=28).eval()(torch.randn(1, 1, 28, 28)).shape
     torch.Size([1, 2048, 2, 2])
     """

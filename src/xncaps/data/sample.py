@@ -1,6 +1,7 @@
 """The built-in sample: 5,000 genuine MNIST digits that need no download.
 
-MNIST is the work of Y. LeCun, C. Cortes and C. J. C. Burges. ``scripts/make_sample.py`` made the file.
+MNIST is the work of Y. LeCun, C. Cortes and C. J. C. Burges; ``scripts/make_sample.py`` made the
+file.
 """
 
 from importlib.resources import files
@@ -15,7 +16,7 @@ SPLITS = ("train", "test")
 
 
 def load_sample(split: str = "train") -> tuple[Tensor, Tensor]:
-    """The images and labels of one split: 4,000 to train on, 1,000 to test on, equal shares of digits.
+    """The images and labels of one split: 4,000 to train on, 1,000 to test on, digits evenly.
 
     Args:
         split: ``train`` or ``test``.

@@ -1,4 +1,4 @@
-"""Routing: how predictions become output capsules. ``ROUTINGS`` and ``AGREEMENTS`` name the choices."""
+"""Routing: how predictions become output capsules; ``ROUTINGS`` and ``AGREEMENTS`` name them."""
 
 from xncaps.routing.agreement import AGREEMENTS, DotAgreement, XnorAgreement
 from xncaps.routing.dynamic import DynamicRouting

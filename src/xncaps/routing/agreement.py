@@ -85,8 +85,8 @@ class XnorAgreement(nn.Module):
         def dots(v: Tensor) -> Tensor:
             return torch.einsum("bije,bje->bij", u_signs, binarizer(v, -1))
 
-        if self.scale is not None:
-            return lambda v: dots(v) * self.scale
+        if (scale := self.scale) is not None:
+            return lambda v: dots(v) * scale
         u_scale = self.mean_scale(u)  # (batch, caps_in, caps_out)
         return lambda v: dots(v) * u_scale * self.mean_scale(v).unsqueeze(1)
 

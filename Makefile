@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test test-slow format dist clean
+
+demo: $(VENV)/.installed ## show the layers at work on the built-in sample
+	$(BIN)/python examples/first_look.py
+	$(BIN)/xncaps paper
+
+test: $(VENV)/.installed-dev ## lint, types, tests and doctests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --numprocesses auto -m "not slow"
+
+test-slow: $(VENV)/.installed-dev ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+format: $(VENV)/.installed-dev ## put the code in form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+dist: $(VENV)/.installed-dev ## build sdist and wheel, install the wheel in a new venv, use it there
+	rm -rf dist build/wheel-venv
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt dist/*.whl
+	cd build && wheel-venv/bin/python -c "import xncaps; print(xncaps.create_model('convnet'))"
+	cd build && wheel-venv/bin/xncaps --version
+
+clean: ## remove what make made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "xncaps needs Python 3.11 or newer; pass one with make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,47 @@
+"""``xncaps summary``: what a network holds and does."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def summary(
+    model: Annotated[
+        str, typer.Option(help="convnet, mobilenetv2, resnet50, capsnet or xnornet.")
+    ] = "convnet",
+    head: Annotated[
+        str | None, typer.Option(help="linear, fc, dr, xnodr, xnidr or xnboth.")
+    ] = None,
+    num_classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    in_channels: Annotated[int | None, typer.Option(help="Channels of the images.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    attach: Annotated[str, typer.Option(help="replace, append or features.")] = "replace",
+    caps_in: Annotated[int | None, typer.Option(help="Number of primary capsules.")] = None,
+    dim_in: Annotated[int | None, typer.Option(help="Size of a primary capsule.")] = None,
+    dim_out: Annotated[int | None, typer.Option(help="Size of an output capsule.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Routing iterations.")] = None,
+    width: Annotated[float | None, typer.Option(help="Width of convnet or xnornet.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Count a network's parameters, MACs, binary operations and bytes, layer by layer.
+
+    Example: xncaps summary --model mobilenetv2 --head xnodr
+    """
+    import torch
+
+    from xncaps.counting import summary as count
+    from xncaps.models import create_model
+
+    given: dict[str, Any] = {
+        "caps_in": caps_in,
+        "dim_in": dim_in,
+        "dim_out": dim_out,
+        "iterations": iterations,
+        "width": width,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    with torch.device("meta"):
+        network = create_model(model, head, num_classes, in_channels, image_size, attach, **options)
+    counts = count(network, (network.in_channels, network.image_size, network.image_size))
+    typer.echo(counts.to_json() if as_json else counts.to_csv() if as_csv else str(counts))
