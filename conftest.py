@@ -1,10 +1,12 @@
-"""What every doctest may use without importing it."""
+"""One thread for each test process, and the names that every doctest may use."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

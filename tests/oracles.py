@@ -1,6 +1,6 @@
 """The mathematics of the library once more, in loops over Python floats: slow, short and obvious.
 
-Every function takes nested lists. Letters as everywhere: i caps_in, j caps_out, d dim_in, e dim_out.
+Every function takes nested lists. Letters: i caps_in, j caps_out, d dim_in, e dim_out.
 """
 
 import math

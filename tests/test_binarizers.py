@@ -3,10 +3,10 @@
 import itertools
 import math
 
-import oracles
 import pytest
 import torch
 
+import oracles
 from xncaps.binarizers import BINARIZERS, binarize, mean_scale
 from xncaps.errors import InputError, InputTypeError
 

@@ -1,9 +1,9 @@
 """squash and capsule_length: values, gradients and the exact zero vector."""
 
-import oracles
 import pytest
 import torch
 
+import oracles
 from xncaps import capsule_length, squash
 from xncaps.errors import InputTypeError
 

@@ -3,13 +3,13 @@
 import copy
 import math
 
-import oracles
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+import oracles
 from xncaps import CapsFC, CapsuleLinear, PrimaryCaps, XnIDR, XnODR, squash
 from xncaps.binarizers import BINARIZERS
 from xncaps.errors import InputError, InputTypeError
@@ -164,28 +164,41 @@ def gradients(v, inputs, seed=11):
 @pytest.mark.parametrize("routing_bias", [False, True])
 def test_plain_gradients_are_the_true_ones(iterations, routing_bias):
     torch.manual_seed(0)
-    layer = make("plain", 3, 2, 2, 3, iterations, routing_bias=routing_bias)
+    layer = make("plain", 2, 2, 2, 2, iterations, routing_bias=routing_bias)
     names = [name for name, _ in layer.named_parameters()]
 
     def run(x, *parameters):
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
 
-    x = capsules(2, 3, 2).requires_grad_()
+    x = capsules(1, 2, 2).requires_grad_()
     assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-def stand_in(x, how, dim):
-    """Signs in value; the derivative of a hard tanh, or of its piecewise quadratic kin."""
-    inside = x.clamp(-1, 1)
-    smooth = 2 * inside - inside * inside.abs() if how == "approxsign" else inside
-    middle = 0.0
+class StandIn(torch.autograd.Function):
+    """Signs forward; backward multiplies by a slope that is given, not derived."""
+
+    @staticmethod
+    def forward(ctx, x, middle, slope):
+        ctx.save_for_backward(slope)
+        return torch.where(x > middle, 1.0, -1.0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None, None
+
+
+def stand_in(x, how, dims):
+    size = x.detach().abs()
+    slope = torch.where(size < 1, 2 - 2 * size, 0.0) if how == "approxsign" else size <= 1
+    middle = torch.zeros(())
     if how == "midrange":
-        middle = (x.max(dim, True).values + x.min(dim, True).values).detach() / 2
-    return torch.where(x > middle, 1.0, -1.0) + (smooth - smooth.detach())
+        middle = (x.detach().amax(dims, True) + x.detach().amin(dims, True)) / 2
+    return StandIn.apply(x, middle, slope)
 
 
 def reference(layer, x, projection, agreement, detach_scale, detach_routing):
-    """The layer written once more, with signs that carry their gradient by subtraction."""
+    """The layer written once more, with signs that carry a given slope."""
 
     def mean_abs(t, dim):
         return (t.detach() if detach_scale else t).abs().sum(dim) / t.shape[dim]
@@ -243,8 +256,6 @@ def test_gradients_are_those_of_the_reference(kind, binarizer, options):
     detach_scale = options.get("detach_scale", True)
     detach_routing = options.get("detach_routing", False)
     inputs = (x, *layer.parameters())
-    if options.get("iterations") == 1:  # no agreement is computed then
-        assert layer.routing.agreement is not None
     v = layer(x)
     expected = reference(layer, x, *used, detach_scale, detach_routing)
     torch.testing.assert_close(v, expected, rtol=1e-10, atol=1e-12)

@@ -1,9 +1,9 @@
 """Dynamic routing against the oracle: both agreements, couplings, bias, detaching."""
 
-import oracles
 import pytest
 import torch
 
+import oracles
 from xncaps.binarizers import BINARIZERS
 from xncaps.errors import InputError, InputTypeError
 from xncaps.routing import DotAgreement, DynamicRouting, XnorAgreement

@@ -5,8 +5,15 @@ from typing import Any
 
 from torch import nn
 
-from xncaps.errors import InputError, InputTypeError, check_choice, check_size, message
-from xncaps.heads import HEADS, check_options
+from xncaps.errors import (
+    InputError,
+    InputTypeError,
+    check_choice,
+    check_options,
+    check_size,
+    message,
+)
+from xncaps.heads import HEAD_OPTIONS, HEADS
 
 NAMES = ("classifier", "fc", "head", "heads")
 """Where torchvision, timm and most others keep their classifier, in the order they are tried."""
@@ -47,7 +54,7 @@ def attach_head(
         raise InputTypeError(message(where, "model", "be an nn.Module", type(model).__name__))
     check_choice(where, "head", head, HEADS)
     check_size(where, "num_classes", num_classes)
-    check_options(where, head, options)
+    check_options(where, f"the {head} head", HEAD_OPTIONS[head], options)
     name = _classifier_name(model) if name is None else _given_name(model, name)
     kept, classifier = _split(model.get_submodule(name))
     if in_features is None:

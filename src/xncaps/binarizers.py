@@ -7,7 +7,6 @@ whose scale is NaN, so it is never hidden. To add a binarizer, write such a func
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,46 +17,13 @@ Dim = int | tuple[int, ...]
 Binarizer = Callable[[Tensor, Dim], Tensor]
 
 
-def _signs(x: Tensor, threshold: Tensor | float) -> Tensor:
-    return (x > threshold).to(x.dtype) * 2 - 1
-
-
-class _HardTanhSign(torch.autograd.Function):
-    """Signs of ``x - threshold``; backward lets the gradient pass where abs(x) <= 1."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, threshold: Tensor | float) -> Tensor:
-        return _signs(x, threshold)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return grads[0] * (x.abs() <= 1), None
-
-
-class _ApproxSign(torch.autograd.Function):
-    """Signs of ``x``; backward multiplies the gradient by max(0, 2 - 2 abs(x))."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return _signs(x, 0.0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grads[0] * (2 - 2 * x.abs()).clamp(min=0)
+def _binary(x: Tensor, threshold: Tensor | float, surrogate: Tensor) -> Tensor:
+    """+1 where x > threshold, else -1, with the gradient of ``surrogate``."""
+    signs = (x > threshold).to(x.dtype) * 2 - 1
+    if not torch.is_grad_enabled():
+        return signs
+    surrogate = surrogate.nan_to_num()  # so that a NaN has a sign as well
+    return signs + (surrogate - surrogate.detach())  # + 0, exactly
 
 
 def sign(x: Tensor, dim: Dim = -1) -> Tensor:
@@ -73,7 +39,7 @@ def sign(x: Tensor, dim: Dim = -1) -> Tensor:
     >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
     tensor([-1., -1., -1.,  1.])
     """
-    return _HardTanhSign.apply(x, 0.0)
+    return _binary(x, 0.0, x.clamp(-1, 1))
 
 
 def midrange(x: Tensor, dim: Dim = -1) -> Tensor:
@@ -91,7 +57,7 @@ def midrange(x: Tensor, dim: Dim = -1) -> Tensor:
     """
     frozen = x.detach()
     threshold = (frozen.amax(dim, keepdim=True) + frozen.amin(dim, keepdim=True)) / 2
-    return _HardTanhSign.apply(x, threshold)
+    return _binary(x, threshold, x.clamp(-1, 1))
 
 
 def approxsign(x: Tensor, dim: Dim = -1) -> Tensor:
@@ -109,7 +75,8 @@ def approxsign(x: Tensor, dim: Dim = -1) -> Tensor:
     >>> x.grad
     tensor([0.0000, 1.5000, 1.0000])
     """
-    return _ApproxSign.apply(x)
+    inside = x.clamp(-1, 1)
+    return _binary(x, 0.0, inside * (2 - inside.abs()))
 
 
 BINARIZERS: dict[str, Binarizer] = {"sign": sign, "midrange": midrange, "approxsign": approxsign}

@@ -171,7 +171,7 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
     where = "summary"
     if not isinstance(model, nn.Module):
         raise InputTypeError(message(where, "model", "be an nn.Module", type(model).__name__))
-    size = tuple(input_size)
+    size = tuple(input_size) if isinstance(input_size, tuple | list) else ()
     if not size or not all(isinstance(n, int) and n > 0 for n in size):
         requirement = "be the sizes of one input, such as (1, 28, 28)"
         raise InputError(message(where, "input_size", requirement, input_size))

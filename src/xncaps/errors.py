@@ -5,7 +5,8 @@ Every message has one form: ``<Where>: <what> must <requirement>; got <value>. <
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from operator import index
+from typing import SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ def message(where: str, what: str, requirement: str, got: object, hint: str = ""
 
 
 def check_size(where: str, what: str, value: object, least: int = 1) -> int:
-    """Return ``value`` if it is a whole number of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    """Return ``value`` if it is a whole number (numpy's too) of at least ``least``."""
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool | Tensor):
         raise InputTypeError(message(where, what, "be a whole number", repr(value)))
-    if value < least:
-        raise InputError(message(where, what, f"be at least {least}", value))
-    return value
+    size = index(value)
+    if size < least:
+        raise InputError(message(where, what, f"be at least {least}", size))
+    return size
 
 
 def check_choice(where: str, what: str, name: object, choices: Iterable[str]) -> str:
@@ -57,6 +59,15 @@ def check_floating(where: str, what: str, x: object) -> None:
     if not x.is_floating_point():
         hint = "Convert it first, for example with .float()."
         raise InputTypeError(message(where, what, "be a floating-point tensor", x.dtype, hint))
+
+
+def check_options(where: str, owner: str, known: Iterable[str], options: Iterable[str]) -> None:
+    """Refuse an option that is not among the known ones of its owner."""
+    names = list(known)
+    for option in options:
+        if option not in names:
+            requirement = f"be one {owner} takes ({', '.join(names) or 'it takes none'})"
+            raise InputTypeError(message(where, "option", requirement, repr(option)))
 
 
 def check_like(where: str, what: str, x: Tensor, weight: Tensor) -> None:

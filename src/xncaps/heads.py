@@ -6,7 +6,7 @@ and gives scores ``(batch, num_classes)``. ``head.scores`` says what they are: c
 or ``logits``. To add a head, write such a module and name it in ``HEADS`` and ``HEAD_OPTIONS``.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -72,12 +72,15 @@ class FCHead(nn.Module):
     scores = "logits"
 
     def __init__(
-        self, in_features: int, num_classes: int, *, hidden: tuple[int, ...] = (512, 256, 128)
+        self, in_features: int, num_classes: int, *, hidden: Sequence[int] = (512, 256, 128)
     ) -> None:
         super().__init__()
         where = type(self).__name__
         self.in_features = check_size(where, "in_features", in_features)
         self.num_classes = check_size(where, "num_classes", num_classes)
+        if not isinstance(hidden, Sequence):
+            requirement = "be a sequence of sizes, such as (1024, 512)"
+            raise InputTypeError(message(where, "hidden", requirement, repr(hidden)))
         sizes = [in_features, *(check_size(where, "hidden", size) for size in hidden), num_classes]
         layers: list[nn.Module] = []
         for size_in, size_out in pairwise(sizes):
@@ -176,12 +179,3 @@ HEAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "xnidr": _XNOR_OPTIONS,
     "xnboth": _XNOR_OPTIONS,
 }
-
-
-def check_options(where: str, head: str, options: Iterable[str]) -> None:
-    """Refuse an option that the named head does not take."""
-    known = HEAD_OPTIONS[head]
-    for option in options:
-        if option not in known:
-            requirement = f"be one the {head} head takes ({', '.join(known) or 'it takes none'})"
-            raise InputTypeError(message(where, "option", requirement, repr(option)))

@@ -42,11 +42,20 @@ def margin_loss(
     return (missing + down_weight * excess).sum(dim=1).mean()
 
 
+def check_target_device(where: str, target: Tensor, scores: Tensor) -> None:
+    """Refuse a target on another device than the scores."""
+    if target.device != scores.device:
+        requirement = f"be on the scores' device {scores.device}"
+        hint = "Move one of them with .to(device)."
+        raise InputTypeError(message(where, "target", requirement, target.device, hint))
+
+
 def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
     """The target as rows of 0 and 1, shaped and typed like the scores."""
     batch, classes = scores.shape
     if not isinstance(target, Tensor):
         raise InputTypeError(message(where, "target", "be a tensor", type(target).__name__))
+    check_target_device(where, target, scores)
     if target.shape == scores.shape:
         return target.to(scores.dtype)
     if target.shape != (batch,):

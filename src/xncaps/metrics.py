@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from xncaps.errors import InputError, check_floating, check_shape, message
-from xncaps.losses import multi_hot
+from xncaps.losses import check_target_device, multi_hot
 
 
 def top1(scores: Tensor, target: Tensor) -> Tensor:
@@ -81,6 +81,7 @@ def _pair_hits(where: str, scores: Tensor, target: Tensor) -> Tensor:
     check_floating(where, "scores", scores)
     check_shape(where, "scores", scores, batch=None, classes=None)
     check_shape(where, "target", target, batch=scores.shape[0], classes=scores.shape[1])
+    check_target_device(where, target, scores)
     ones = (target == 1).sum(dim=1)
     wrong = (ones != 2).nonzero()
     if len(wrong) > 0:

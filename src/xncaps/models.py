@@ -11,6 +11,7 @@ from xncaps.errors import (
     check_choice,
     check_floating,
     check_like,
+    check_options,
     check_shape,
     check_size,
     message,
@@ -19,11 +20,11 @@ from xncaps.heads import (
     CAPSULE_HEADS,
     DIM_IN,
     DIM_OUT,
+    HEAD_OPTIONS,
     HEADS,
     CapsuleHead,
     FCHead,
     LinearHead,
-    check_options,
 )
 from xncaps.primary import ConvPrimaryCaps
 from xncaps.xnor import XnorConv2d, XnorLinear
@@ -135,7 +136,7 @@ class CapsNet(Classifier):
     ) -> None:
         where = type(self).__name__
         check_choice(where, "head", head, CAPSULE_HEADS)
-        check_options(where, head, options)
+        check_options(where, f"the {head} head", HEAD_OPTIONS[head], options)
         check_size(where, "in_channels", in_channels)
         check_image_size(where, image_size, self.least_size)
         places = ((image_size - 8 - 9) // 2 + 1) ** 2
@@ -290,7 +291,7 @@ def create_model(
         options = {"hidden": base.hidden, **options}
     elif head in CAPSULE_HEADS:
         options = {"caps_in": base.caps_in, "dim_in": DIM_IN, **options}
-    check_options(where, head, options)
+    check_options(where, f"the {head} head", HEAD_OPTIONS[head], options)
     if head in CAPSULE_HEADS:
         placed = _place_capsules(backbone, base, attach, options["caps_in"], options["dim_in"])
     built = HEADS[head](base.features, num_classes, **placed, **options)
@@ -350,4 +351,6 @@ def _whole_network(
     if head not in (None, "linear"):
         hint = "Its last layer is a float linear one."
         raise InputError(message(where, "head", f"be linear with {network}", head, hint))
+    known = ("width", "binarizer", "scale", "detach_scale")
+    check_options(where, network, known, options)
     return XnorNet(num_classes, in_channels, image_size, **options)

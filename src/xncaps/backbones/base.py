@@ -71,16 +71,20 @@ class Backbone(nn.Module, ABC):
         return self
 
     def reset_parameters(self) -> None:
-        """He initialisation for convolutions; biases start at 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        he_init(self)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.top(self.trunk(images))
         return maps
+
+
+def he_init(module: nn.Module) -> None:
+    """He initialisation for all convolutions in a module; biases start at 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 class SameConv2d(nn.Conv2d):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from xncaps.backbones.base import Backbone, SameConv2d
+from xncaps.backbones.base import Backbone, SameConv2d, he_init
 from xncaps.primary import PrimaryCaps
 
 # expansion, channels, blocks, stride of the first block
@@ -97,8 +97,10 @@ class MobileNetV2(Backbone):
 
     def appended_caps(self, caps: int, dim: int) -> nn.Module:
         channels = self.features
+        depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        he_init(depthwise)
         return nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, groups=channels),
+            depthwise,
             _norm(channels),
             PrimaryCaps(channels, caps, dim),
         )

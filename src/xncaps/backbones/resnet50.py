@@ -9,7 +9,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xncaps.backbones.base import Backbone
+from xncaps.backbones.base import Backbone, he_init
 from xncaps.primary import PrimaryCaps
 
 # width, blocks, stride of the first block
@@ -102,6 +102,7 @@ class ResNet50(Backbone):
         """A new bottleneck like the one it replaces; its pooled channels are the capsules."""
         channels = caps * dim
         bottleneck = Bottleneck(self.trunk_features, STAGES[-1][0], channels)
+        he_init(bottleneck)
         return nn.Sequential(bottleneck, PrimaryCaps(channels, caps, dim, project=False))
 
     def appended_caps(self, caps: int, dim: int) -> nn.Module:

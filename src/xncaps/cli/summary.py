@@ -1,8 +1,11 @@
 """``xncaps summary``: what a network holds and does."""
 
+import warnings
 from typing import Annotated, Any
 
 import typer
+
+from xncaps.errors import InputError, message
 
 
 def summary(
@@ -33,6 +36,9 @@ def summary(
     from xncaps.counting import summary as count
     from xncaps.models import create_model
 
+    if as_json and as_csv:
+        got = "both --json and --csv"
+        raise InputError(message("summary", "output", "be JSON or CSV", got))
     given: dict[str, Any] = {
         "caps_in": caps_in,
         "dim_in": dim_in,
@@ -41,7 +47,9 @@ def summary(
         "width": width,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*attach='append'")  # nothing is trained here
         network = create_model(model, head, num_classes, in_channels, image_size, attach, **options)
     counts = count(network, (network.in_channels, network.image_size, network.image_size))
-    typer.echo(counts.to_json() if as_json else counts.to_csv() if as_csv else str(counts))
+    text = counts.to_json() if as_json else counts.to_csv() if as_csv else str(counts)
+    typer.echo(text.rstrip("\n"))
