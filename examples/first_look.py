@@ -1,4 +1,4 @@
-"""A first look: train a small network with an XnIDR head on the built-in digits, and watch it route.
+"""A first look: train a small network with an XnIDR head on the built-in digits; watch it route.
 
 Takes about half a minute on two cores.
 

@@ -1,4 +1,4 @@
-"""attach_head: guests in the manner of timm, torchvision and plain Sequential, and what it refuses."""
+"""attach_head: guests in the manner of timm, torchvision and plain Sequential, and refusals."""
 
 import copy
 from collections import OrderedDict
@@ -183,8 +183,8 @@ class Twins(TimmLike):
         (
             Body("fc", nn.Identity()),
             {},
-            "attach_head: classifier 'fc' must be a linear layer, a convolution, or a Sequential that"
-            " has one; got Identity. Give the size of its features with in_features=...",
+            "attach_head: classifier 'fc' must be a linear layer, a convolution, or a Sequential"
+            " that has one; got Identity. Give the size of its features with in_features=...",
         ),
         (
             Twins(),

@@ -72,7 +72,7 @@ def test_same_padding_is_that_of_keras(size: int, kernel: int, stride: int) -> N
     x = torch.randn(1, 2, size, size + 1, dtype=torch.float64)
 
     def pads(n: int) -> tuple[int, int]:
-        """Keras: enough zeros that the output has ceil(n / stride) places, the odd one at the end."""
+        """Keras: zeros for an output of ceil(n / stride) places, the odd one at the end."""
         places = -(-n // stride)
         total = max(0, (places - 1) * stride + kernel - n)
         return total // 2, total - total // 2

@@ -166,6 +166,16 @@ def test_the_input_is_left_alone():
 
 
 REFUSED = {
+    "no axes": (
+        lambda: binarize(torch.ones(2, 3), dim=()),
+        InputTypeError,
+        "binarize: dim must be an axis or a tuple of axes; got ().",
+    ),
+    "no number": (
+        lambda: binarize(torch.ones(2, 3), dim=None),
+        InputTypeError,
+        "binarize: dim must be an axis or a tuple of axes; got None.",
+    ),
     "misspelt name": (
         lambda: binarize(torch.ones(2), how="midrang"),
         InputError,

@@ -82,11 +82,6 @@ def test_huge_vectors_become_unit_vectors(dtype):
     assert s.grad.abs().max() < 2e-3
 
 
-def test_a_long_float16_vector_is_not_squashed_to_zero():
-    v = squash(torch.tensor([300.0, 0.0], dtype=torch.float16))
-    torch.testing.assert_close(v, torch.tensor([1.0, 0.0], dtype=torch.float16))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tiny_vectors_become_their_square(dtype):
     s = torch.tensor([[3e-12, 4e-12]], dtype=dtype, requires_grad=True)

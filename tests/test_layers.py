@@ -1,4 +1,4 @@
-"""The capsule layers and primary capsules: oracles, gradients, compile, export and refusals."""
+"""The capsule layers: oracles, dtypes, compile, export and refusals."""
 
 import copy
 import math
@@ -7,37 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 import oracles
-from xncaps import CapsFC, CapsuleLinear, PrimaryCaps, XnIDR, XnODR, squash
+from layer_cases import F64, KINDS, capsules, gradients, make
+from xncaps import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.binarizers import BINARIZERS
 from xncaps.errors import InputError, InputTypeError
 from xncaps.layers import xnorize_both
-from xncaps.primary import CapsuleNorm, ConvPrimaryCaps
-
-F64 = torch.float64
-
-# name: (what builds the layer, the projection's binarizer, the agreement's)
-KINDS = {
-    "plain": (CapsFC, None, None),
-    "out": (XnODR, "sign", None),
-    "in": (XnIDR, None, "sign"),
-    "both": (xnorize_both, "sign", "sign"),
-}
-
-
-def make(kind, *sizes, dtype=F64, **options):
-    """A layer whose weights go beyond 1 and whose optional parameters are not at their start."""
-    layer = KINDS[kind][0](*sizes, dtype=dtype, **options)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape))
-    return layer
-
-
-def capsules(*shape, dtype=F64):
-    return torch.randn(*shape, dtype=dtype)
 
 
 def expected_layer(layer, x, projection, agreement):
@@ -153,152 +129,6 @@ def test_capsules_of_zeros_after_a_relu_have_sign_minus_one():
 
 
 # Gradients
-
-
-def gradients(v, inputs, seed=11):
-    cotangent = torch.randn(v.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    return torch.autograd.grad((v * cotangent).sum(), inputs)
-
-
-@pytest.mark.parametrize("iterations", [1, 3])
-@pytest.mark.parametrize("routing_bias", [False, True])
-def test_plain_gradients_are_the_true_ones(iterations, routing_bias):
-    torch.manual_seed(0)
-    layer = make("plain", 2, 2, 2, 2, iterations, routing_bias=routing_bias)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(x, *parameters):
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    x = capsules(1, 2, 2).requires_grad_()
-    assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
-
-
-class StandIn(torch.autograd.Function):
-    """Signs forward; backward multiplies by a slope that is given, not derived."""
-
-    @staticmethod
-    def forward(ctx, x, middle, slope):
-        ctx.save_for_backward(slope)
-        return torch.where(x > middle, 1.0, -1.0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (slope,) = ctx.saved_tensors
-        return grad * slope, None, None
-
-
-def stand_in(x, how, dims):
-    size = x.detach().abs()
-    slope = torch.where(size < 1, 2 - 2 * size, 0.0) if how == "approxsign" else size <= 1
-    middle = torch.zeros(())
-    if how == "midrange":
-        middle = (x.detach().amax(dims, True) + x.detach().amin(dims, True)) / 2
-    return StandIn.apply(x, middle, slope)
-
-
-def reference(layer, x, projection, agreement, detach_scale, detach_routing):
-    """The layer written once more, with signs that carry a given slope."""
-
-    def mean_abs(t, dim):
-        return (t.detach() if detach_scale else t).abs().sum(dim) / t.shape[dim]
-
-    weight = layer.weight
-    if projection is None:
-        u = (x[:, :, None, :, None] * weight).sum(3)
-    else:
-        signs = stand_in(x, projection, 2)[:, :, None, :, None]
-        u = (signs * stand_in(weight, projection, 2)).sum(3)
-        if layer.scale is None:
-            u = u * mean_abs(x, 2)[:, :, None, None] * mean_abs(weight, 2)
-        else:
-            u = u * layer.scale[:, :, 0]
-    logits = torch.zeros(u.shape[:3], dtype=u.dtype)
-    for step in range(layer.routing.iterations):
-        last = step == layer.routing.iterations - 1
-        seen = u.detach() if detach_routing and not last else u
-        coupling = logits.exp() / logits.exp().sum(2, keepdim=True)
-        s = (coupling[..., None] * seen).sum(1)
-        s = s if layer.routing.bias is None else s + layer.routing.bias
-        square = s.square().sum(2, keepdim=True)
-        v = square.sqrt() / (1 + square) * s
-        if agreement is None:
-            logits = logits + (seen * v[:, None]).sum(3)
-        else:
-            signs = stand_in(seen, agreement, 3) * stand_in(v, agreement, 2)[:, None]
-            if layer.routing.agreement.scale is None:
-                means = mean_abs(seen, 3) * mean_abs(v, 2)[:, None]
-            else:
-                means = layer.routing.agreement.scale
-            logits = logits + signs.sum(3) * means
-    return v
-
-
-@pytest.mark.parametrize("kind", ["out", "in", "both"])
-@pytest.mark.parametrize("binarizer", BINARIZERS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"iterations": 1},
-        {"detach_scale": False},
-        {"detach_routing": True},
-        {"scale": "learned", "routing_bias": True},
-        {"detach_scale": False, "detach_routing": True, "routing_bias": True},
-    ],
-    ids=str,
-)
-def test_gradients_are_those_of_the_reference(kind, binarizer, options):
-    torch.manual_seed(7)
-    layer = make(kind, 5, 4, 3, 6, binarizer=binarizer, **options)
-    x = capsules(3, 5, 4).requires_grad_()
-    used = [None if how is None else binarizer for how in KINDS[kind][1:]]
-    detach_scale = options.get("detach_scale", True)
-    detach_routing = options.get("detach_routing", False)
-    inputs = (x, *layer.parameters())
-    v = layer(x)
-    expected = reference(layer, x, *used, detach_scale, detach_routing)
-    torch.testing.assert_close(v, expected, rtol=1e-10, atol=1e-12)
-    for got, wanted in zip(gradients(v, inputs), gradients(expected, inputs), strict=True):
-        assert wanted.abs().max() > 0
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("binarizer", BINARIZERS)
-def test_gradients_of_one_evenly_coupled_iteration_have_their_closed_form(binarizer):
-    torch.manual_seed(8)
-    caps_in, dim_in, caps_out, dim_out = 3, 4, 2, 5
-    layer = make("out", caps_in, dim_in, caps_out, dim_out, 1, binarizer=binarizer)
-    x = capsules(1, caps_in, dim_in).requires_grad_()
-    v = layer(x)
-    (cotangent,) = torch.randn(v.shape, dtype=F64, generator=torch.Generator().manual_seed(11))
-    x_grad, weight_grad = gradients(v, (x, layer.weight))
-
-    rows, weight, g = x[0].tolist(), layer.weight.tolist(), cotangent.tolist()
-    u = oracles.project(rows, weight, binarizer)
-    expected_x = torch.zeros(caps_in, dim_in, dtype=F64)
-    expected_weight = torch.zeros(caps_in, caps_out, dim_in, dim_out, dtype=F64)
-    for j in range(caps_out):
-        s = [sum(u[i][j][e] for i in range(caps_in)) / caps_out for e in range(dim_out)]
-        n = oracles.length(s)
-        along = oracles.dot(s, g[j]) * (1 - n**2) / (1 + n**2) ** 2 / n
-        s_grad = [n / (1 + n**2) * g[j][e] + along * s[e] for e in range(dim_out)]
-        for i in range(caps_in):
-            x_signs = oracles.signs(rows[i], binarizer)
-            for e in range(dim_out):
-                column = [weight[i][j][d][e] for d in range(dim_in)]
-                w_signs = oracles.signs(column, binarizer)
-                passed = s_grad[e] / caps_out * oracles.scale(rows[i]) * oracles.scale(column)
-                for d in range(dim_in):
-                    expected_x[i, d] += passed * w_signs[d] * oracles.slope(rows[i][d], binarizer)
-                    expected_weight[i, j, d, e] = (
-                        passed * x_signs[d] * oracles.slope(column[d], binarizer)
-                    )
-    torch.testing.assert_close(x_grad[0], expected_x, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(weight_grad, expected_weight, rtol=1e-9, atol=1e-12)
-
-
-# What a layer is
 
 
 def test_weight_and_output_have_the_documented_shapes():
@@ -458,60 +288,6 @@ def test_a_layer_can_be_built_on_another_device():
     assert layer(torch.empty(2, 6, 8, device="meta", dtype=F64)).shape == (2, 5, 4)
 
 
-# Primary capsules
-
-
-def test_pooling_first_equals_a_1x1_convolution_then_pooling():
-    primary = PrimaryCaps(10, 6, 4).double()
-    maps = capsules(3, 10, 5, 7)
-    kernel = primary.projection.weight.view(24, 10, 1, 1)
-    convolved = F.conv2d(maps, kernel, primary.projection.bias)
-    expected = squash(F.adaptive_avg_pool2d(convolved, 1).view(3, 6, 4))
-    torch.testing.assert_close(primary(maps), expected)
-    torch.testing.assert_close(primary(maps.mean((2, 3))), expected)
-
-
-def test_primary_capsules_without_projection_cut_the_features():
-    primary = PrimaryCaps(24, 6, 4, project=False)
-    assert list(primary.parameters()) == []
-    features = capsules(3, 24)
-    rows = [[row[4 * i : 4 * i + 4] for i in range(6)] for row in features.tolist()]
-    expected = [[oracles.squash(capsule) for capsule in row] for row in rows]
-    torch.testing.assert_close(primary(features), torch.tensor(expected, dtype=F64))
-    assert primary.extra_repr() == "caps=6, dim=4"
-
-
-def test_conv_primary_capsules_are_cut_by_type_then_place():
-    primary = ConvPrimaryCaps(2, 3, 4, kernel_size=3, stride=2).double()
-    maps = capsules(2, 2, 7, 9)
-    convolved = F.conv2d(maps, primary.conv.weight, primary.conv.bias, stride=2)  # 3 x 4 places
-    v = primary(maps)
-    assert v.shape == (2, 3 * 12, 4)
-    for sample in range(2):
-        for kind in range(3):
-            for row in range(3):
-                for column in range(4):
-                    s = convolved[sample, 4 * kind : 4 * kind + 4, row, column].tolist()
-                    got = v[sample, 12 * kind + 4 * row + column]
-                    torch.testing.assert_close(got, torch.tensor(oracles.squash(s), dtype=F64))
-
-
-def test_capsule_norm_normalises_each_coordinate_then_relus():
-    norm = CapsuleNorm(3).double()
-    x = capsules(4, 5, 3)
-    mean = x.mean((0, 1))
-    variance = (x - mean).square().mean((0, 1))
-    expected = ((x - mean) / (variance + 1e-3).sqrt()).clamp(min=0)
-    torch.testing.assert_close(norm(x), expected)
-    torch.testing.assert_close(norm.norm.running_mean, 0.1 * mean)
-    unbiased = variance * 20 / 19
-    torch.testing.assert_close(norm.norm.running_var, 0.9 + 0.1 * unbiased)
-    norm.eval()
-    one = x[:1]
-    stored = (one - 0.1 * mean) / (0.9 + 0.1 * unbiased + 1e-3).sqrt()
-    torch.testing.assert_close(norm(one), stored.clamp(min=0))
-
-
 # Refusals
 
 INT = "Convert it first, for example with .float()."
@@ -604,70 +380,17 @@ REFUSED = {
         InputError,
         "XnODR: scale must be one of mean, learned; got 'learnt'. Did you mean 'learned'?",
     ),
+    "learned scale of nothing": (
+        lambda: CapsuleLinear(6, 8, 5, 4, scale="learned"),
+        InputError,
+        "CapsuleLinear: scale must be mean where nothing is xnorized; got learned. "
+        "Pass binarizer=... or agreement='xnor'.",
+    ),
     "agreement binarizer with dot": (
         lambda: CapsuleLinear(6, 8, 5, 4, agreement_binarizer="sign"),
         InputError,
         "CapsuleLinear: agreement_binarizer must go with agreement='xnor'; "
         "got 'sign' with agreement='dot'. Pass agreement='xnor', or leave agreement_binarizer out.",
-    ),
-    "primary features": (
-        lambda: PrimaryCaps(10, 6, 4)(torch.ones(2, 11)),
-        InputError,
-        "PrimaryCaps: features must have shape (batch, features=10); got (2, 11).",
-    ),
-    "primary maps": (
-        lambda: PrimaryCaps(10, 6, 4)(torch.ones(2, 11, 3, 3)),
-        InputError,
-        "PrimaryCaps: features must have shape (batch, features=10, height, width); "
-        "got (2, 11, 3, 3).",
-    ),
-    "primary int": (
-        lambda: PrimaryCaps(10, 6, 4)(torch.ones(2, 10, dtype=torch.uint8)),
-        InputTypeError,
-        f"PrimaryCaps: features must be a floating-point tensor; got torch.uint8. {INT}",
-    ),
-    "primary float64": (
-        lambda: PrimaryCaps(10, 6, 4)(torch.ones(2, 10, dtype=F64)),
-        InputTypeError,
-        "PrimaryCaps: features must have the layer's dtype torch.float32; got torch.float64. "
-        "Convert one of them with .to(dtype), or use torch.autocast.",
-    ),
-    "primary without projection": (
-        lambda: PrimaryCaps(10, 6, 4, project=False),
-        InputError,
-        "PrimaryCaps: in_features must be caps * dim = 24 without a projection; got 10.",
-    ),
-    "primary size": (
-        lambda: PrimaryCaps(10, 0, 4),
-        InputError,
-        "PrimaryCaps: caps must be at least 1; got 0.",
-    ),
-    "conv primary shape": (
-        lambda: ConvPrimaryCaps(2, 3, 4, kernel_size=3)(torch.ones(2, 3, 7, 7)),
-        InputError,
-        "ConvPrimaryCaps: maps must have shape (batch, channels=2, height, width); "
-        "got (2, 3, 7, 7).",
-    ),
-    "conv primary float64": (
-        lambda: ConvPrimaryCaps(2, 3, 4, kernel_size=3)(torch.ones(2, 2, 7, 7, dtype=F64)),
-        InputTypeError,
-        "ConvPrimaryCaps: maps must have the layer's dtype torch.float32; got torch.float64. "
-        "Convert one of them with .to(dtype), or use torch.autocast.",
-    ),
-    "conv primary size": (
-        lambda: ConvPrimaryCaps(2, 0, 4, kernel_size=3),
-        InputError,
-        "ConvPrimaryCaps: types must be at least 1; got 0.",
-    ),
-    "conv primary kernel": (
-        lambda: ConvPrimaryCaps(2, 3, 4, kernel_size=0),
-        InputError,
-        "ConvPrimaryCaps: kernel_size must be at least 1; got 0.",
-    ),
-    "norm size": (
-        lambda: CapsuleNorm(0),
-        InputError,
-        "CapsuleNorm: dim must be at least 1; got 0.",
     ),
 }
 

@@ -103,6 +103,17 @@ def test_compiled_equals_eager_forward_and_backward(form):
 
 
 REFUSED = {
+    "values beyond 0 and 1": (
+        lambda: margin_loss(torch.ones(1, 2), torch.tensor([[2, 0]])),
+        InputError,
+        "margin_loss: target must hold values from 0 to 1; got others.",
+    ),
+    "another device": (
+        lambda: margin_loss(torch.ones(1, 2), torch.ones(1, 2, device="meta")),
+        InputTypeError,
+        "margin_loss: target must be on the scores' device cpu; got meta. "
+        "Move one of them with .to(device).",
+    ),
     "rank": (
         lambda: margin_loss(torch.ones(3), torch.tensor([0, 1, 2])),
         InputError,

@@ -150,6 +150,13 @@ def test_bad_scores_are_told_what_is_wrong(name):
     )
 
 
+@pytest.mark.parametrize("name", PAIR_METRICS)
+def test_pairs_need_two_classes(name):
+    with pytest.raises(InputError) as caught:
+        METRICS[name](torch.ones(2, 1), torch.ones(2, 1))
+    assert str(caught.value) == f"{name}: scores must have at least 2 classes; got 1."
+
+
 def test_top1_refuses_classes_that_are_not_there():
     with pytest.raises(InputError) as caught:
         top1(torch.rand(2, 3), torch.tensor([0, 3]))

@@ -1,4 +1,4 @@
-"""create_model: every count of the paper, every attachment, sizes and channels, and what it refuses."""
+"""create_model: every count of the paper, every attachment, any sizes, and refusals."""
 
 import warnings
 
@@ -150,7 +150,7 @@ def test_images_of_another_size_pass_where_the_network_pools() -> None:
 
 
 def test_append_warns_that_the_frozen_block_is_random() -> None:
-    with torch.device("meta"), pytest.warns(UserWarning) as caught:
+    with torch.device("meta"), pytest.warns(UserWarning, match="append") as caught:
         xncaps.create_model("convnet", "xnidr", attach="append")
     assert [str(w.message) for w in caught] == [
         "convnet with attach='append' freezes its last block, whose weights are random until"

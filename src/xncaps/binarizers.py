@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from xncaps.errors import InputError, check_floating, look_up, message
+from xncaps.errors import InputError, InputTypeError, check_floating, look_up, message
 
 Dim = int | tuple[int, ...]
 Binarizer = Callable[[Tensor, Dim], Tensor]
@@ -113,7 +113,11 @@ def binarize(
     """
     check_floating("binarize", "x", x)
     binarizer = look_up("binarize", "how", how, BINARIZERS)
-    for axis in (dim,) if isinstance(dim, int) else dim:
+    axes = dim if isinstance(dim, tuple) else (dim,)
+    if not axes or not all(isinstance(axis, int) and not isinstance(axis, bool) for axis in axes):
+        requirement = "be an axis or a tuple of axes"
+        raise InputTypeError(message("binarize", "dim", requirement, repr(dim)))
+    for axis in axes:
         if not -x.dim() <= axis < x.dim():
             raise InputError(message("binarize", "dim", f"be an axis of {tuple(x.shape)}", axis))
         if x.shape[axis] == 0:

@@ -52,10 +52,15 @@ def look_up(where: str, what: str, name: object, table: Mapping[str, T]) -> T:
     return table[check_choice(where, what, name, table)]
 
 
-def check_floating(where: str, what: str, x: object) -> None:
-    """Refuse anything but a floating-point tensor."""
+def check_tensor(where: str, what: str, x: object) -> None:
+    """Refuse anything but a tensor."""
     if not isinstance(x, Tensor):
         raise InputTypeError(message(where, what, "be a tensor", type(x).__name__))
+
+
+def check_floating(where: str, what: str, x: Tensor) -> None:
+    """Refuse anything but a floating-point tensor."""
+    check_tensor(where, what, x)
     if not x.is_floating_point():
         hint = "Convert it first, for example with .float()."
         raise InputTypeError(message(where, what, "be a floating-point tensor", x.dtype, hint))

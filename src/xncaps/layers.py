@@ -20,7 +20,7 @@ from xncaps.errors import (
     look_up,
     message,
 )
-from xncaps.routing import AGREEMENTS, ROUTINGS, DotAgreement, XnorAgreement
+from xncaps.routing import AGREEMENTS, ROUTINGS, XnorAgreement
 
 
 class CapsuleLinear(nn.Module):
@@ -86,16 +86,21 @@ class CapsuleLinear(nn.Module):
         check_size(where, "iterations", iterations)
         if binarizer is not None:
             look_up(where, "binarizer", binarizer, BINARIZERS)
-        check_choice(where, "agreement", agreement, AGREEMENTS)
+        make_agreement = look_up(where, "agreement", agreement, AGREEMENTS)
+        is_xnor = make_agreement is XnorAgreement
         if agreement_binarizer is not None:
             look_up(where, "agreement_binarizer", agreement_binarizer, BINARIZERS)
-            if agreement == "dot":
+            if not is_xnor:
                 hint = "Pass agreement='xnor', or leave agreement_binarizer out."
                 requirement = "go with agreement='xnor'"
-                got = f"{agreement_binarizer!r} with agreement='dot'"
+                got = f"{agreement_binarizer!r} with agreement={agreement!r}"
                 raise InputError(message(where, "agreement_binarizer", requirement, got, hint))
         make_routing = look_up(where, "routing", routing, ROUTINGS)
         check_choice(where, "scale", scale, SCALES)
+        if scale == "learned" and binarizer is None and not is_xnor:
+            hint = "Pass binarizer=... or agreement='xnor'."
+            requirement = "be mean where nothing is xnorized"
+            raise InputError(message(where, "scale", requirement, scale, hint))
 
         self.binarizer = binarizer
         self.detach_scale = detach_scale
@@ -106,15 +111,15 @@ class CapsuleLinear(nn.Module):
             caps_out,
             dim_out,
             iterations,
-            DotAgreement()
-            if agreement == "dot"
-            else XnorAgreement(
+            XnorAgreement(
                 caps_out,
                 dim_out,
                 binarizer=agreement_binarizer or "sign",
                 scale=scale,
                 detach_scale=detach_scale,
-            ),
+            )
+            if is_xnor
+            else make_agreement(),
             bias=routing_bias,
             detach=detach_routing,
         )

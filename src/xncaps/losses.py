@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xncaps.errors import InputError, InputTypeError, check_floating, check_shape, message
+from xncaps.errors import (
+    InputError,
+    InputTypeError,
+    check_floating,
+    check_shape,
+    check_tensor,
+    message,
+)
 
 
 def margin_loss(
@@ -53,10 +60,13 @@ def check_target_device(where: str, target: Tensor, scores: Tensor) -> None:
 def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
     """The target as rows of 0 and 1, shaped and typed like the scores."""
     batch, classes = scores.shape
-    if not isinstance(target, Tensor):
-        raise InputTypeError(message(where, "target", "be a tensor", type(target).__name__))
+    check_tensor(where, "target", target)
     check_target_device(where, target, scores)
+    # Reading values would stall a GPU and break a graph; there one_hot itself refuses classes.
+    readable = target.device.type == "cpu" and not torch.compiler.is_compiling()
     if target.shape == scores.shape:
+        if readable and not ((target >= 0) & (target <= 1)).all():
+            raise InputError(message(where, "target", "hold values from 0 to 1", "others"))
         return target.to(scores.dtype)
     if target.shape != (batch,):
         requirement = f"have shape (batch={batch},) or (batch={batch}, classes={classes})"
@@ -65,8 +75,7 @@ def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
         hint = "Convert class numbers with .long()."
         requirement = "hold whole numbers when it has shape (batch,)"
         raise InputTypeError(message(where, "target", requirement, target.dtype, hint))
-    # Reading the values would stall a GPU and break a graph; there one_hot itself refuses.
-    if target.device.type == "cpu" and not torch.compiler.is_compiling() and batch > 0:
+    if readable and batch > 0:
         low, high = int(target.min()), int(target.max())
         if low < 0 or high >= classes:
             got = low if low < 0 else high

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from xncaps.errors import InputError, check_floating, check_shape, message
+from xncaps.errors import InputError, check_floating, check_shape, check_tensor, message
 from xncaps.losses import check_target_device, multi_hot
 
 
@@ -80,6 +80,9 @@ def _pair_hits(where: str, scores: Tensor, target: Tensor) -> Tensor:
     """For the lower and the higher target class: 1 where it is among the two highest scores."""
     check_floating(where, "scores", scores)
     check_shape(where, "scores", scores, batch=None, classes=None)
+    if scores.shape[1] < 2:
+        raise InputError(message(where, "scores", "have at least 2 classes", scores.shape[1]))
+    check_tensor(where, "target", target)
     check_shape(where, "target", target, batch=scores.shape[0], classes=scores.shape[1])
     check_target_device(where, target, scores)
     ones = (target == 1).sum(dim=1)

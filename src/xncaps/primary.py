@@ -98,6 +98,8 @@ class ConvPrimaryCaps(nn.Module):
         check_size(where, "in_channels", in_channels)
         self.types = check_size(where, "types", types)
         self.dim = check_size(where, "dim", dim)
+        check_size(where, "kernel_size", kernel_size)
+        check_size(where, "stride", stride)
         self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -105,6 +107,7 @@ class ConvPrimaryCaps(nn.Module):
         check_floating(where, "maps", maps)
         channels = self.conv.in_channels
         check_shape(where, "maps", maps, batch=None, channels=channels, height=None, width=None)
+        check_like(where, "maps", maps, self.conv.weight)
         places = self.conv(maps).flatten(2)  # (batch, types * dim, places)
         capsules = places.unflatten(1, (self.types, self.dim)).transpose(2, 3)
         return squash(capsules.flatten(1, 2))
@@ -128,4 +131,7 @@ class CapsuleNorm(nn.Module):
         self.norm = nn.BatchNorm1d(check_size(type(self).__name__, "dim", dim), eps=1e-3)
 
     def forward(self, capsules: Tensor) -> Tensor:
+        where = type(self).__name__
+        check_floating(where, "capsules", capsules)
+        check_shape(where, "capsules", capsules, batch=None, caps=None, dim=self.norm.num_features)
         return torch.relu(self.norm(capsules.transpose(1, 2)).transpose(1, 2))

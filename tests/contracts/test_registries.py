@@ -42,9 +42,11 @@ every_head = pytest.mark.parametrize("name", HEADS)
 
 
 def make_layer(options, sizes=(5, 4, 3, 6), seed=0, **more):
-    """A layer with a learned scale and a bias, all parameters drawn at random."""
+    """A layer with a bias and a learned scale (if it has any), all parameters drawn at random."""
     torch.manual_seed(seed)
     chosen = {"scale": "learned", "routing_bias": True, "dtype": F64, **options, **more}
+    if chosen["binarizer"] is None and chosen["agreement"] == "dot":
+        chosen["scale"] = "mean"
     layer = CapsuleLinear(*sizes, **chosen)
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -98,7 +98,4 @@ class XnorAgreement(nn.Module):
         return f"binarizer={self.binarizer!r}, scale={scale!r}"
 
 
-AGREEMENTS: dict[str, type[DotAgreement] | type[XnorAgreement]] = {
-    "dot": DotAgreement,
-    "xnor": XnorAgreement,
-}
+AGREEMENTS: dict[str, type[nn.Module]] = {"dot": DotAgreement, "xnor": XnorAgreement}

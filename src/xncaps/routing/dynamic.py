@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from xncaps.capsules import squash
 from xncaps.errors import check_floating, check_shape, check_size
-from xncaps.routing.agreement import DotAgreement, XnorAgreement
+from xncaps.routing.agreement import DotAgreement
 
 
 class DynamicRouting(nn.Module):
@@ -42,7 +42,7 @@ class DynamicRouting(nn.Module):
         caps_out: int,
         dim_out: int,
         iterations: int = 3,
-        agreement: DotAgreement | XnorAgreement | None = None,
+        agreement: nn.Module | None = None,
         *,
         bias: bool = False,
         detach: bool = False,
