@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "xncaps"
 # What each module may import from the package: itself aside, only what stands in its row.
 BASE = {"errors", "binarizers", "capsules"}
 LAYERS = BASE | {"routing", "primary", "layers", "xnor", "losses", "metrics"}
-MODELS = LAYERS | {"heads", "attach", "backbones", "models"}
+MODELS = LAYERS | {"heads", "attach", "backbones", "networks", "models"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
@@ -27,9 +27,10 @@ ARROWS: dict[str, set[str]] = {
     "heads": BASE | {"routing", "layers", "primary"},
     "attach": BASE | {"heads"},
     "backbones": BASE | {"primary"},
-    "models": BASE | {"heads", "backbones", "primary", "xnor"},
-    "formulas": LAYERS,
-    "counting": LAYERS | {"formulas", "text"},
+    "networks": BASE | {"heads", "primary", "xnor"},
+    "models": BASE | {"heads", "backbones", "networks"},
+    "costs": LAYERS,
+    "counting": LAYERS | {"costs", "text"},
     "paper": MODELS | {"counting", "text"},
     "data": {"errors"},
     "cli": MODELS | {"counting", "paper", "data", "__init__"},

@@ -9,7 +9,8 @@ from torch import nn
 import xncaps
 from xncaps.errors import InputError
 from xncaps.heads import CAPSULE_HEADS
-from xncaps.models import ATTACH, MODELS, Classifier
+from xncaps.models import ATTACH, MODELS
+from xncaps.networks import Classifier
 
 
 def count(module: nn.Module, trainable: bool = False) -> int:

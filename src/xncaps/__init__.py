@@ -9,7 +9,8 @@ from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
 from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.losses import margin_loss
 from xncaps.metrics import METRICS
-from xncaps.models import CapsNet, XnorNet, create_model
+from xncaps.models import create_model
+from xncaps.networks import CapsNet, XnorNet
 from xncaps.primary import PrimaryCaps
 from xncaps.routing import AGREEMENTS, ROUTINGS
 from xncaps.xnor import XnorConv2d, XnorLinear

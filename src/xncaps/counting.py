@@ -1,6 +1,6 @@
 """Count what a network holds and does, float and binary apart.
 
-``summary`` runs the network once on an empty image and adds up what ``formulas.FORMULAS`` says of
+``summary`` runs the network once on an empty image and adds up what ``costs.FORMULAS`` says of
 every operation it met.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xncaps.errors import InputError, InputTypeError, message
-from xncaps.formulas import FORMULAS, Work, layer_formula, packed_bytes
+from xncaps.costs import FORMULAS, Work, layer_formula, packed_bytes
 from xncaps.text import text_table
 
 
@@ -154,7 +154,7 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
     """Count a network for one input, per layer and in total, float and binary work apart.
 
     The network runs once on zeros, in eval mode and without gradients, on its own device (a network
-    on the ``meta`` device costs nothing). What ``formulas.FORMULAS`` names counts, in any module;
+    on the ``meta`` device costs nothing). What ``costs.FORMULAS`` names counts, in any module;
     batch normalisation, activations, pooling and the making of signs and scales do not.
 
     Args:
