@@ -5,6 +5,7 @@ import torch
 
 import oracles
 from layer_cases import F64, KINDS, capsules, gradients, make
+from stand_in import stand_in
 from xncaps.binarizers import BINARIZERS
 
 
@@ -20,29 +21,6 @@ def test_plain_gradients_are_the_true_ones(iterations, routing_bias):
 
     x = capsules(1, 2, 2).requires_grad_()
     assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
-
-
-class StandIn(torch.autograd.Function):
-    """Signs forward; backward multiplies by a slope that is given, not derived."""
-
-    @staticmethod
-    def forward(ctx, x, middle, slope):
-        ctx.save_for_backward(slope)
-        return torch.where(x > middle, 1.0, -1.0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (slope,) = ctx.saved_tensors
-        return grad * slope, None, None
-
-
-def stand_in(x, how, dims):
-    size = x.detach().abs()
-    slope = torch.where(size < 1, 2 - 2 * size, 0.0) if how == "approxsign" else size <= 1
-    middle = torch.zeros(())
-    if how == "midrange":
-        middle = (x.detach().amax(dims, True) + x.detach().amin(dims, True)) / 2
-    return StandIn.apply(x, middle, slope)
 
 
 def reference(layer, x, projection, agreement, detach_scale, detach_routing):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import oracles
+from stand_in import stand_in
 from xncaps import XnorConv2d, XnorLinear
 from xncaps.binarizers import BINARIZERS
 from xncaps.errors import InputError, InputTypeError
@@ -176,29 +177,6 @@ def test_linear_gradients_have_their_closed_form(binarizer, detach_scale):
                     weight_grad[o, f] += up * count * a * (1 if filter_[f] > 0 else -1) / features
     for left, right in zip(got, (x_grad, weight_grad, g.sum(0)), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
-
-
-class StandIn(torch.autograd.Function):
-    """Signs forward; backward multiplies by a slope that is given, not derived."""
-
-    @staticmethod
-    def forward(ctx, x, middle, slope):
-        ctx.save_for_backward(slope)
-        return torch.where(x > middle, 1.0, -1.0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (slope,) = ctx.saved_tensors
-        return grad * slope, None, None
-
-
-def stand_in(x, how, dims):
-    size = x.detach().abs()
-    slope = torch.where(size < 1, 2 - 2 * size, 0.0) if how == "approxsign" else size <= 1
-    middle = torch.zeros(())
-    if how == "midrange":
-        middle = (x.detach().amax(dims, True) + x.detach().amin(dims, True)) / 2
-    return StandIn.apply(x, middle, slope)
 
 
 def conv_reference(layer, x, detach_scale):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xncaps.errors import InputError, InputTypeError, message
 from xncaps.costs import FORMULAS, Work, layer_formula, packed_bytes
+from xncaps.errors import InputError, InputTypeError, message
 from xncaps.text import text_table
 
 
