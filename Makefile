@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+.DELETE_ON_ERROR:
 .PHONY: demo test test-slow format dist clean
 
 demo: $(VENV)/.installed ## show the layers at work on the built-in sample

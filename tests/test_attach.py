@@ -93,7 +93,7 @@ def test_guests_get_the_head(guest: str, head: str) -> None:
 def test_layers_before_the_first_linear_one_stay_with_their_names() -> None:
     model = xncaps.attach_head(GUESTS["mobilenet"](), "xnodr", 5)
     kinds = [(name, type(m).__name__) for name, m in model.classifier.named_children()]
-    assert kinds == [("0", "Dropout"), ("head", "CapsuleHead")]
+    assert kinds == [("0", "Dropout"), ("1", "CapsuleHead")]
 
 
 def test_fully_connected_stacks_go_whole() -> None:
@@ -105,13 +105,47 @@ def test_fully_connected_stacks_go_whole() -> None:
 def test_maps_reach_the_head_through_a_kept_flatten() -> None:
     model = Body("classifier", nn.Sequential(nn.Flatten(), nn.Linear(24 * 36, 9)), pool=False)
     xncaps.attach_head(model, "linear", 5)
-    assert model.classifier.head.in_features == 24 * 36
+    assert model.classifier[1].in_features == 24 * 36
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
 
 
 def test_norms_of_a_classifier_stay() -> None:
     model = xncaps.attach_head(GUESTS["convnext"](), "xnidr", 5)
     assert [type(m).__name__ for m in model.classifier] == ["BatchNorm2d", "Flatten", "CapsuleHead"]
+
+
+def test_kept_layers_may_have_any_name() -> None:
+    layers = OrderedDict(head=nn.LayerNorm(24), out=nn.Linear(24, 9))
+    model = xncaps.attach_head(Body("classifier", nn.Sequential(layers)), "xnidr", 5)
+    assert [name for name, _ in model.classifier.named_children()] == ["head", "out"]
+    assert isinstance(model.classifier.head, nn.LayerNorm)
+
+
+def test_nested_sequences_are_cut_at_their_first_layer() -> None:
+    inner = nn.Sequential(nn.Dropout(), nn.Linear(24, 8), nn.ReLU())
+    outer = nn.Sequential(nn.Sequential(nn.LayerNorm(24), nn.ReLU()), inner, nn.Linear(8, 9))
+    model = Body("classifier", outer).eval()
+    xncaps.attach_head(model, "xnidr", 5)
+    kinds = [(name, type(m).__name__) for name, m in model.classifier.named_modules()][1:6]
+    assert kinds == [
+        ("0", "Sequential"),
+        ("0.0", "LayerNorm"),
+        ("0.1", "ReLU"),
+        ("1", "Sequential"),
+        ("1.0", "Dropout"),
+    ]
+    assert isinstance(model.classifier[1][1], xncaps.CapsuleHead)
+    assert len(model.classifier) == 2
+    assert not any(m.training for m in model.modules())
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+def test_a_classifier_under_two_names_is_replaced_under_both() -> None:
+    model = Body("head", nn.Linear(24, 9))
+    model.fc = model.head
+    xncaps.attach_head(model, "xnidr", 5)
+    assert model.fc is model.head
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
 
 
 def test_timm_models_stay_timm_models() -> None:

@@ -168,13 +168,18 @@ def test_the_input_is_left_alone():
 REFUSED = {
     "no axes": (
         lambda: binarize(torch.ones(2, 3), dim=()),
-        InputTypeError,
-        "binarize: dim must be an axis or a tuple of axes; got ().",
+        InputError,
+        "binarize: dim must be an axis or several different ones; got ().",
+    ),
+    "one axis twice": (
+        lambda: binarize(torch.ones(2, 3), dim=(1, -1)),
+        InputError,
+        "binarize: dim must be an axis or several different ones; got (1, -1).",
     ),
     "no number": (
         lambda: binarize(torch.ones(2, 3), dim=None),
         InputTypeError,
-        "binarize: dim must be an axis or a tuple of axes; got None.",
+        "binarize: dim must be an axis; got None.",
     ),
     "misspelt name": (
         lambda: binarize(torch.ones(2), how="midrang"),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,17 @@ def test_append_is_counted_without_a_warning_in_the_way(
     [
         ("papr", "xncaps: No such command 'papr'. Did you mean 'paper'? Try 'xncaps --help'."),
         ("paper --tabel x", "xncaps: No such option: --tabel"),
+        ("paper --x", "xncaps: No such option: --x. Try 'xncaps paper --help'."),
+        (
+            "summary --width 1e9",
+            "xncaps: summary: network must be of a size torch can take; got one that is too large.",
+        ),
+        (
+            "summary --num-classes 99999999999999999999",
+            "xncaps: create_model: num_classes must be at most 2147483647;"
+            " got 99999999999999999999.",
+        ),
+        ("summary --iterations 2000", "xncaps: Invalid value for '--iterations'"),
         (
             "paper --table param",
             "xncaps: paper: table must be one of accuracy, cifar10, params, flops, backbone,"
@@ -113,6 +125,21 @@ def test_bad_usage_is_one_line_and_status_2(
     assert (status, out) == (2, "")
     assert err.startswith(line)
     assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "xncaps", "paper", "--table", "fc-structure"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("xncaps: could not write or read: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_module_is_the_command() -> None:

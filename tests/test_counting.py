@@ -135,6 +135,53 @@ def test_attention_and_plain_matrix_products_count() -> None:
     assert xncaps.summary(Multiplies(), (5, 3)).macs == 5 * 3 * 5 + 5 * 5 * 3
 
 
+def test_fused_attention_counts_its_matrix_products() -> None:
+    tokens, size = 7, 12
+    layer = nn.TransformerEncoderLayer(size, 3, dim_feedforward=20, batch_first=True)
+    projections = 4 * tokens * size * size
+    products = 2 * tokens * tokens * size
+    feed_forward = 2 * tokens * size * 20
+    counts = xncaps.summary(layer, (tokens, size))
+    assert counts.macs == projections + products + feed_forward
+    assert counts.uncounted == []
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_lstm(device: str) -> None:
+    layer = nn.LSTM(6, 7, num_layers=2, bidirectional=True, batch_first=True, device=device)
+    steps, first, second = 5, 4 * 7 * (6 + 7), 4 * 7 * (14 + 7)
+    assert xncaps.summary(layer, (steps, 6)).macs == steps * 2 * (first + second)
+
+
+def test_layers_without_a_formula_are_named() -> None:
+    class Bilinear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.form = nn.Bilinear(4, 4, 3)
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.form(x, x))
+
+    counts = xncaps.summary(Bilinear(), (4,))
+    assert counts.uncounted == ["form (Bilinear)"]
+    assert str(counts).endswith("\n\nNo work is counted in: form (Bilinear).")
+    assert json.loads(counts.to_json())["uncounted"] == ["form (Bilinear)"]
+
+
+def test_layers_called_by_keyword_count_too() -> None:
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = xncaps.XnIDR(3, 4, 5, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x=x, return_couplings=True)[0]
+
+    assert xncaps.summary(Keyword(), (3, 4)).binary_ops == 2 * 3 * 5 * 6
+
+
 def test_shared_weights_count_once_and_their_work_twice() -> None:
     layer = nn.Linear(4, 4)
     counts = xncaps.summary(nn.Sequential(layer, layer), (4,))
@@ -200,7 +247,7 @@ def test_lower_precision_counts_the_same() -> None:
         (
             nn.Linear(4, 4),
             (0,),
-            "summary: input_size must be the sizes of one input, such as (1, 28, 28); got (0,).",
+            "summary: input_size must be at least 1; got 0.",
         ),
         (
             nn.Linear(4, 4),

@@ -141,7 +141,7 @@ def test_bad_features(name: str, features: torch.Tensor, text: str) -> None:
         (
             (12, 4),
             {"binarizer": "sing"},
-            "XnIDR: agreement_binarizer must be one of sign, midrange, approxsign; got 'sing'."
+            "XnIDR: binarizer must be one of sign, midrange, approxsign; got 'sing'."
             " Did you mean 'sign'?",
         ),
     ],

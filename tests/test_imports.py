@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "paper": MODELS | {"counting", "text"},
     "data": {"errors"},
     "cli": MODELS | {"counting", "paper", "data", "__init__"},
-    "__init__": MODELS | {"counting"},
+    "__init__": MODELS | {"counting", "errors"},
     "__main__": {"cli"},
 }
 

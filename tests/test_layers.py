@@ -162,13 +162,13 @@ def test_weights_start_with_the_stated_spread(sizes):
 
 def test_a_learned_scale_starts_at_the_means_of_the_weights():
     layer = XnODR(6, 16, 5, 4, scale="learned")
-    torch.testing.assert_close(layer.scale, layer.weight.abs().mean(2, keepdim=True) / 4)
+    torch.testing.assert_close(layer.scale, layer.weight.abs().mean(2, keepdim=True) / 8)
 
 
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
-        (CapsFC(6, 8, 5, 4), "6, 8, 5, 4, binarizer=None"),
+        (CapsFC(6, 8, 5, 4), "6, 8, 5, 4"),
         (XnODR(6, 8, 5, 4, binarizer="midrange"), "6, 8, 5, 4, binarizer='midrange'"),
         (XnODR(6, 8, 5, 4, scale="learned"), "6, 8, 5, 4, binarizer='sign', scale='learned'"),
     ],
@@ -363,7 +363,7 @@ REFUSED = {
     "agreement binarizer": (
         lambda: XnIDR(6, 8, 5, 4, binarizer="zebra"),
         InputError,
-        f"XnIDR: agreement_binarizer {CHOICES} 'zebra'.",
+        f"XnIDR: binarizer {CHOICES} 'zebra'.",
     ),
     "agreement": (
         lambda: CapsuleLinear(6, 8, 5, 4, agreement="xor"),

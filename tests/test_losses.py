@@ -102,11 +102,28 @@ def test_compiled_equals_eager_forward_and_backward(form):
     torch.testing.assert_close(got, wanted)
 
 
+def test_gradients_of_each_sample_through_vmap():
+    lengths, target = torch.rand(5, 4), torch.tensor([0, 3, 1, 1, 2])
+
+    def of_one(row, digit):
+        return margin_loss(row[None], digit[None])
+
+    each = torch.func.vmap(torch.func.grad(of_one))(lengths, target)
+    lengths.requires_grad_()
+    margin_loss(lengths, target).backward()
+    torch.testing.assert_close(each, 5 * lengths.grad)
+
+
 REFUSED = {
+    "no classes": (
+        lambda: margin_loss(torch.ones(2, 0), torch.tensor([0, 0])),
+        InputError,
+        "margin_loss: scores must have at least one class; got (2, 0).",
+    ),
     "values beyond 0 and 1": (
         lambda: margin_loss(torch.ones(1, 2), torch.tensor([[2, 0]])),
         InputError,
-        "margin_loss: target must hold values from 0 to 1; got others.",
+        "margin_loss: target must hold values from 0 to 1; got 2.",
     ),
     "another device": (
         lambda: margin_loss(torch.ones(1, 2), torch.ones(1, 2, device="meta")),

@@ -175,6 +175,7 @@ def test_append_keeps_the_frozen_norms_in_eval_mode() -> None:
         *(("convnet", head) for head in xncaps.HEADS),
         ("capsnet", "xnidr"),
         ("xnornet", "linear"),
+        ("convnet-append", "xnidr"),
         pytest.param("mobilenetv2", "xnodr", marks=pytest.mark.slow),
         pytest.param("resnet50", "xnidr", marks=pytest.mark.slow),
     ],
@@ -184,11 +185,18 @@ def test_compile_and_export(name: str, head: str) -> None:
     torch.manual_seed(0)
     size = 32 if name == "xnornet" else 28
     width = {"width": 0.25} if name in ("convnet", "xnornet") else {}
-    model = build(name, head, 3, 1, size, device="cpu", **width).eval()
+    name, _, attach = name.partition("-")
+    model = build(name, head, 3, 1, size, attach or "replace", device="cpu", **width).eval()
     x = torch.randn(3, 1, size, size)
     expected = model(x)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(x), expected, atol=1e-5)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    assert torch.allclose(compiled, expected, atol=1e-5)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    for got, want in zip(
+        torch.autograd.grad(compiled.square().sum(), parameters), wanted, strict=True
+    ):
+        assert torch.allclose(got, want, rtol=1e-3, atol=1e-4)
     batch = torch.export.Dim("batch", min=1, max=64)
     exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},), strict=False)
     assert torch.allclose(exported.module()(x[:2]), expected[:2], atol=1e-5)
@@ -305,6 +313,11 @@ def test_refusals(arguments: dict[str, object], text: str) -> None:
             torch.zeros(2, 1, 28, 28, dtype=torch.uint8),
             "Classifier: images must be a floating-point tensor; got torch.uint8."
             " Convert it first, for example with .float().",
+        ),
+        (
+            "convnet",
+            torch.zeros(2, 1, 28, 7),
+            "Classifier: images must have sides of at least 8 px; got 28x7.",
         ),
         (
             "capsnet",

@@ -5,6 +5,7 @@ from xncaps.backbones import BACKBONES
 from xncaps.binarizers import BINARIZERS, binarize
 from xncaps.capsules import capsule_length, squash
 from xncaps.counting import summary
+from xncaps.errors import InputError
 from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
 from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.losses import margin_loss
@@ -29,6 +30,7 @@ __all__ = [
     "CapsuleHead",
     "CapsuleLinear",
     "FCHead",
+    "InputError",
     "LinearHead",
     "PrimaryCaps",
     "XnIDR",

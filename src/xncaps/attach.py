@@ -34,7 +34,7 @@ def attach_head(
     ``get_classifier()`` names, or the child called ``classifier``, ``fc``, ``head`` or ``heads``.
     Of a classifier made of several layers, those before the first linear layer or convolution
     (flatten, dropout, a norm) stay and the rest is replaced. The head takes over the device, dtype
-    and mode of what it replaces.
+    and mode of what it replaces. Auxiliary classifiers, as GoogLeNet has them, are left alone.
 
     Args:
         model: a network whose classifier takes pooled features or feature maps.
@@ -56,16 +56,21 @@ def attach_head(
     check_size(where, "num_classes", num_classes)
     check_options(where, f"the {head} head", HEAD_OPTIONS[head], options)
     name = _classifier_name(model) if name is None else _given_name(model, name)
-    kept, classifier = _split(model.get_submodule(name))
+    classifier = model.get_submodule(name)
+    path = _first_layer(classifier)
+    layer = classifier.get_submodule(path)
     if in_features is None:
-        in_features = _features_of(model, name, classifier)
+        in_features = _features_of(model, name, layer)
 
     new = HEADS[head](check_size(where, "in_features", in_features), num_classes, **options)
-    tensor = next(classifier.parameters(), next(model.parameters(), None))
+    tensor = next(layer.parameters(), next(model.parameters(), None))
     if tensor is not None:
         new.to(device=tensor.device, dtype=tensor.dtype)
-    new.train(classifier.training)
-    model.set_submodule(name, nn.Sequential(OrderedDict({**kept, "head": new})) if kept else new)
+    new.train(layer.training)
+    replacement = _cut(classifier, path.split("."), new) if path else new
+    for each, module in list(model.named_modules(remove_duplicate=False)):
+        if module is classifier:
+            model.set_submodule(each, replacement)
     _tell(model, "num_classes", num_classes)
     _tell(model, "scores", new.scores)
     return model
@@ -105,15 +110,30 @@ def _classifier_name(model: nn.Module) -> str:
     raise InputError(message("attach_head", "model", requirement, got, hint))
 
 
-def _split(classifier: nn.Module) -> tuple[dict[str, nn.Module], nn.Module]:
-    """Of a sequence of layers: those to keep, and the first linear layer or convolution."""
+def _first_layer(classifier: nn.Module) -> str:
+    """Of a sequence of layers: the path of its first linear layer or convolution; else ``""``."""
     if isinstance(classifier, nn.Sequential):
-        kept: dict[str, nn.Module] = {}
         for name, layer in classifier.named_children():
             if _in_features(layer) is not None:
-                return kept, layer
-            kept[name] = layer
-    return {}, classifier
+                return name
+            if path := _first_layer(layer):
+                return f"{name}.{path}"
+    return ""
+
+
+def _cut(classifier: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
+    """The layers before the one at ``path``, then ``new`` in its place; modes as they were."""
+    kept: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, layer in classifier.named_children():
+        if name == path[0]:
+            kept[name] = _cut(layer, path[1:], new) if path[1:] else new
+            break
+        kept[name] = layer
+    if len(kept) == 1:
+        return kept[path[0]]
+    sequence = nn.Sequential(kept)
+    sequence.training = classifier.training
+    return sequence
 
 
 def _in_features(module: nn.Module) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from xncaps.errors import InputError, InputTypeError, check_floating, look_up, message
+from xncaps.errors import InputError, check_axis, check_floating, look_up, message
 
 Dim = int | tuple[int, ...]
 Binarizer = Callable[[Tensor, Dim], Tensor]
@@ -36,6 +36,9 @@ def sign(x: Tensor, dim: Dim = -1) -> Tensor:
         x: any shape.
         dim: not used; every binarizer takes it.
 
+    Shape:
+        ``(...)`` -> the same.
+
     >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
     tensor([-1., -1., -1.,  1.])
     """
@@ -51,6 +54,9 @@ def midrange(x: Tensor, dim: Dim = -1) -> Tensor:
     Args:
         x: any shape.
         dim: the axis or axes over which max and min are taken.
+
+    Shape:
+        ``(...)`` -> the same.
 
     >>> midrange(torch.tensor([1.0, 2.0, 9.0]))
     tensor([-1., -1.,  1.])
@@ -69,6 +75,9 @@ def approxsign(x: Tensor, dim: Dim = -1) -> Tensor:
     Args:
         x: any shape.
         dim: not used; every binarizer takes it.
+
+    Shape:
+        ``(...)`` -> the same.
 
     >>> x = torch.tensor([-2.0, -0.25, 0.5], requires_grad=True)
     >>> approxsign(x).sum().backward()
@@ -114,13 +123,11 @@ def binarize(
     check_floating("binarize", "x", x)
     binarizer = look_up("binarize", "how", how, BINARIZERS)
     axes = dim if isinstance(dim, tuple) else (dim,)
-    if not axes or not all(isinstance(axis, int) and not isinstance(axis, bool) for axis in axes):
-        requirement = "be an axis or a tuple of axes"
-        raise InputTypeError(message("binarize", "dim", requirement, repr(dim)))
     for axis in axes:
-        if not -x.dim() <= axis < x.dim():
-            raise InputError(message("binarize", "dim", f"be an axis of {tuple(x.shape)}", axis))
+        check_axis("binarize", x, axis)
         if x.shape[axis] == 0:
             requirement = f"have at least one element along axis {axis}"
             raise InputError(message("binarize", "x", requirement, tuple(x.shape)))
+    if len({axis % x.dim() for axis in axes}) != max(1, len(axes)):
+        raise InputError(message("binarize", "dim", "be an axis or several different ones", dim))
     return binarizer(x, dim), mean_scale(x, dim, detach_scale)

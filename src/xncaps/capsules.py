@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from xncaps.errors import check_floating
+from xncaps.errors import check_axis, check_floating
 
 
 def squash(s: Tensor, dim: int = -1) -> Tensor:
@@ -11,7 +11,7 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
 
     ``v = norm(s)^2 / (1 + norm(s)^2) * s / norm(s)``, computed as
     ``s * norm(s) / (1 + norm(s)^2)``: the same function without an epsilon. Value and gradient at
-    the exact zero vector are 0.
+    the exact zero vector are 0. In floating point the length of a very long vector rounds to 1.
 
     Args:
         s: a floating-point tensor of any shape.
@@ -25,6 +25,7 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
             [0.0000, 0.0000]])
     """
     check_floating("squash", "s", s)
+    check_axis("squash", s, dim)
     norm = torch.linalg.vector_norm(s, dim=dim, keepdim=True)
     return s * (norm / (1 + norm * norm))
 
@@ -43,4 +44,5 @@ def capsule_length(v: Tensor, dim: int = -1) -> Tensor:
     tensor([0.5000, 0.0000])
     """
     check_floating("capsule_length", "v", v)
+    check_axis("capsule_length", v, dim)
     return torch.linalg.vector_norm(v, dim=dim)

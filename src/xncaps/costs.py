@@ -51,8 +51,18 @@ def _attention(args: Any, out: Any) -> Work:
     return Work(macs=pairs * (query.shape[-1] + value.shape[-1]))
 
 
-def _capsule_linear(layer: CapsuleLinear, args: Any, out: Any) -> Work:
-    batch, rounds = args[0].shape[0], layer.routing.iterations
+def _dot(args: Any, out: Tensor) -> Work:
+    return Work(macs=args[0].numel())
+
+
+def _rnn_layer(args: Any, out: Any) -> Work:
+    steps, *weights = args[:3]  # (time, batch, size); input and hidden weights of all gates
+    return Work(macs=steps.shape[0] * steps.shape[1] * sum(w.numel() for w in weights))
+
+
+def _capsule_linear(layer: CapsuleLinear, out: Any) -> Work:
+    v = out[0] if isinstance(out, tuple) else out
+    batch, rounds = v.shape[0], layer.routing.iterations
     predictions = batch * layer.caps_in * layer.caps_out * layer.dim_out  # elements of u
     couplings = batch * layer.caps_in * layer.caps_out
     outputs = batch * layer.caps_out * layer.dim_out
@@ -73,11 +83,11 @@ def _capsule_linear(layer: CapsuleLinear, args: Any, out: Any) -> Work:
     )
 
 
-def _xnor_linear(layer: XnorLinear, args: Any, out: Tensor) -> Work:
+def _xnor_linear(layer: XnorLinear, out: Tensor) -> Work:
     return Work(binary_ops=out.numel() * layer.in_features)
 
 
-def _xnor_conv(layer: XnorConv2d, args: Any, out: Tensor) -> Work:
+def _xnor_conv(layer: XnorConv2d, out: Tensor) -> Work:
     area = math.prod(layer.kernel_size)
     windows = out.numel() // layer.out_channels if layer.scale is None else 0  # the filter k
     return Work(macs=windows * area, binary_ops=out.numel() * layer.in_channels * area)
@@ -89,7 +99,10 @@ FORMULAS: dict[Any, Callable[..., Work]] = {
     aten.bmm.default: _matrix_product,
     aten.mv.default: _matrix_product,
     aten.addmm.default: _added_matrix_product,
+    aten.addmv.default: _added_matrix_product,
     aten.baddbmm.default: _added_matrix_product,
+    aten.dot.default: _dot,
+    aten.mkldnn_rnn_layer.default: _rnn_layer,
     aten._scaled_dot_product_flash_attention.default: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     aten._scaled_dot_product_efficient_attention.default: _attention,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xncaps.costs import FORMULAS, Work, layer_formula, packed_bytes
-from xncaps.errors import InputError, InputTypeError, message
+from xncaps.errors import InputError, InputTypeError, brief, check_size, message
 from xncaps.text import text_table
 
 
@@ -64,9 +64,15 @@ HEADINGS = {
 
 @dataclass
 class Summary:
-    """The rows of :func:`summary`, and their totals as attributes. Prints as a table."""
+    """The rows of :func:`summary`, and their totals as attributes. Prints as a table.
+
+    Attributes:
+        rows: one for each layer that holds parameters or does counted work.
+        uncounted: layers with weights that ran and did nothing that has a formula.
+    """
 
     rows: list[Row] = field(default_factory=list)
+    uncounted: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> Row:
@@ -105,7 +111,8 @@ class Summary:
     def to_json(self) -> str:
         """The rows and totals as JSON."""
         total = {name: getattr(self.total, name) for name in NUMBERS}
-        return json.dumps({**total, "rows": [asdict(row) for row in self.rows]}, indent=2)
+        rows = [asdict(row) for row in self.rows]
+        return json.dumps({**total, "uncounted": self.uncounted, "rows": rows}, indent=2)
 
     def to_csv(self) -> str:
         """The rows as CSV, the totals in the last one."""
@@ -120,7 +127,10 @@ class Summary:
     def __str__(self) -> str:
         head = [HEADINGS.get(name, name) for name in COLUMNS]
         body = [[getattr(row, name) for name in COLUMNS] for row in [*self.rows, self.total]]
-        return text_table(head, body, total=True)
+        table = text_table(head, body, total=True)
+        if self.uncounted:
+            table += f"\n\nNo work is counted in: {', '.join(self.uncounted)}."
+        return table
 
 
 class _Counter(TorchDispatchMode):
@@ -140,7 +150,7 @@ class _Counter(TorchDispatchMode):
         self.outputs[module] = out
         formula = layer_formula(module)
         if formula is not None:
-            self.work[module].append(formula(module, args, out))
+            self.work[module].append(formula(module, out))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -155,7 +165,8 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
 
     The network runs once on zeros, in eval mode and without gradients, on its own device (a network
     on the ``meta`` device costs nothing). What ``costs.FORMULAS`` names counts, in any module;
-    batch normalisation, activations, pooling and the making of signs and scales do not.
+    batch normalisation, activations, pooling and the making of signs and scales do not. Layers with
+    weights and no counted work are listed in ``uncounted``.
 
     Args:
         model: the network.
@@ -171,13 +182,14 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
     where = "summary"
     if not isinstance(model, nn.Module):
         raise InputTypeError(message(where, "model", "be an nn.Module", type(model).__name__))
-    size = tuple(input_size) if isinstance(input_size, tuple | list) else ()
-    if not size or not all(isinstance(n, int) and n > 0 for n in size):
+    if not isinstance(input_size, tuple | list) or not input_size:
         requirement = "be the sizes of one input, such as (1, 28, 28)"
-        raise InputError(message(where, "input_size", requirement, input_size))
+        raise InputError(message(where, "input_size", requirement, brief(input_size)))
+    size = tuple(check_size(where, "input_size", n) for n in input_size)
     counter = _run(model, size)
 
-    rows = []
+    rows: list[Row] = []
+    uncounted: list[str] = []
     seen: set[Tensor] = set()
     for name, module in model.named_modules():
         counted_whole = layer_formula(module) is not None
@@ -187,6 +199,8 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
         if not own and not work:
             continue
         params = sum(p.numel() for p in own)
+        if not work and module in counter.outputs and any(p.dim() > 1 for p in own):
+            uncounted.append(f"{name} ({type(module).__name__})")
         out = counter.outputs.get(module)
         out = out[0] if isinstance(out, tuple) and out else out
         rows.append(
@@ -203,12 +217,13 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
                 routing_bytes=max((w.routing_bytes for w in work), default=0),
             )
         )
-    return Summary(rows)
+    return Summary(rows, uncounted)
 
 
 def _run(model: nn.Module, size: tuple[int, ...]) -> _Counter:
     counter = _Counter()
     parameter = next(model.parameters(), torch.empty(0))
+    fused = torch.backends.mha.get_fastpath_enabled()
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         for module in modes:
@@ -216,6 +231,9 @@ def _run(model: nn.Module, size: tuple[int, ...]) -> _Counter:
             stack.callback(module.register_forward_hook(counter.leave).remove)
         try:
             model.eval()
+            # Fused attention would hide its matrix products.
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+            torch.backends.mha.set_fastpath_enabled(False)
             with torch.no_grad(), counter:
                 model(torch.zeros(1, *size, device=parameter.device, dtype=parameter.dtype))
         finally:

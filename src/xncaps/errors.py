@@ -13,6 +13,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+MOST = 2**31 - 1
+"""The largest size of anything: no tensor of this library has a longer axis."""
+
 
 class InputError(ValueError):
     """A value, a shape or a name that the library cannot work with."""
@@ -27,14 +30,46 @@ def message(where: str, what: str, requirement: str, got: object, hint: str = ""
     return f"{where}: {what} must {requirement}; got {got}.{' ' + hint if hint else ''}"
 
 
+def brief(value: object) -> str:
+    """A value in an error message: on one line, and not long."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def check_size(where: str, what: str, value: object, least: int = 1) -> int:
     """Return ``value`` if it is a whole number (numpy's too) of at least ``least``."""
-    if not isinstance(value, SupportsIndex) or isinstance(value, bool | Tensor):
-        raise InputTypeError(message(where, what, "be a whole number", repr(value)))
-    size = index(value)
+    size = None if isinstance(value, bool | Tensor) else _whole(value)
+    if size is None:
+        raise InputTypeError(message(where, what, "be a whole number", brief(value)))
     if size < least:
         raise InputError(message(where, what, f"be at least {least}", size))
+    if size > MOST:
+        raise InputError(message(where, what, f"be at most {MOST}", size))
     return size
+
+
+def _whole(value: object) -> int | None:
+    try:
+        return index(value) if isinstance(value, SupportsIndex) else None
+    except TypeError:  # a numpy array of several numbers
+        return None
+
+
+def check_axis(where: str, x: Tensor, axis: object) -> None:
+    """Refuse anything but an axis of ``x``."""
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise InputTypeError(message(where, "dim", "be an axis", brief(axis)))
+    if not -x.dim() <= axis < x.dim():
+        raise InputError(message(where, "dim", f"be an axis of {tuple(x.shape)}", axis))
+
+
+def check_width(where: str, width: object) -> float:
+    """Return a factor for the channels of a network, if it is a number above 0."""
+    if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width < float("inf"):
+        return width
+    raise InputError(message(where, "width", "be a number above 0", brief(width)))
 
 
 def check_choice(where: str, what: str, name: object, choices: Iterable[str]) -> str:
@@ -44,7 +79,7 @@ def check_choice(where: str, what: str, name: object, choices: Iterable[str]) ->
         return name
     close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
     hint = f"Did you mean {close[0]!r}?" if close else ""
-    raise InputError(message(where, what, f"be one of {', '.join(names)}", repr(name), hint))
+    raise InputError(message(where, what, f"be one of {', '.join(names)}", brief(name), hint))
 
 
 def look_up(where: str, what: str, name: object, table: Mapping[str, T]) -> T:

@@ -133,9 +133,10 @@ class CapsuleLinear(nn.Module):
         std = min(0.5, self.caps_out / (self.caps_in * self.dim_out) ** 0.5)
         nn.init.normal_(self.weight, std=std)
         if self.scale is not None:
-            # What the means would give for input capsules of length 1 with equal coordinates.
+            # What the means would give for input capsules of length 1/2 with equal coordinates;
+            # twice as much learns far more slowly.
             with torch.no_grad():
-                self.scale.copy_(mean_scale(self.weight, 2) / self.dim_in**0.5)
+                self.scale.copy_(mean_scale(self.weight, 2) * 0.5 / self.dim_in**0.5)
 
     def forward(self, x: Tensor, return_couplings: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         where = type(self).__name__
@@ -159,8 +160,9 @@ class CapsuleLinear(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"{self.caps_in}, {self.dim_in}, {self.caps_out}, {self.dim_out}"
+        binarizer = "" if self.binarizer is None else f", binarizer={self.binarizer!r}"
         scale = "" if self.scale is None else ", scale='learned'"
-        return f"{sizes}, binarizer={self.binarizer!r}{scale}"
+        return f"{sizes}{binarizer}{scale}"
 
 
 class LayerOptions(TypedDict, total=False):
@@ -178,7 +180,16 @@ class LayerOptions(TypedDict, total=False):
 class CapsFC(CapsuleLinear):
     """The plain capsule layer of Sabour et al.: float projection, dot agreement (section 3.1).
 
-    Arguments and shapes as for :class:`CapsuleLinear`.
+    ``u_ij = x_i W_ij``, then dynamic routing, where ``logits += u . v``.
+
+    Args:
+        caps_in, dim_in: number and size of the input capsules.
+        caps_out, dim_out: number and size of the output capsules.
+        iterations: routing iterations, at least 1.
+        routing, routing_bias, detach_routing, device, dtype: as in :class:`CapsuleLinear`.
+
+    Shape:
+        x ``(batch, caps_in, dim_in)`` -> v ``(batch, caps_out, dim_out)``.
 
     >>> CapsFC(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
     torch.Size([2, 10, 16])
@@ -215,7 +226,19 @@ class CapsFC(CapsuleLinear):
 class XnODR(CapsuleLinear):
     """Xnorize the linear projection Outside the Dynamic Routing (Algorithm 1).
 
-    Arguments and shapes as for :class:`CapsuleLinear`; ``binarizer`` is the projection's.
+    ``u_ij = (sign(x_i) sign(W_ij)) * mean(abs(x_i)) * mean(abs(W_ij))``, then dynamic routing as in
+    :class:`CapsFC`. Gradients pass the signs as the binarizer says; the means are constants unless
+    ``detach_scale`` is false.
+
+    Args:
+        caps_in, dim_in: number and size of the input capsules.
+        caps_out, dim_out: number and size of the output capsules.
+        iterations: routing iterations, at least 1.
+        binarizer: a name in ``BINARIZERS``; None makes it a :class:`CapsFC`.
+        options: as in :class:`CapsuleLinear`.
+
+    Shape:
+        x ``(batch, caps_in, dim_in)`` -> v ``(batch, caps_out, dim_out)``.
 
     >>> XnODR(128, 8, 10, 16, iterations=3, binarizer="sign")(torch.randn(2, 128, 8)).shape
     torch.Size([2, 10, 16])
@@ -229,7 +252,7 @@ class XnODR(CapsuleLinear):
         dim_out: int,
         iterations: int = 3,
         *,
-        binarizer: str = "sign",
+        binarizer: str | None = "sign",
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(
@@ -237,10 +260,36 @@ class XnODR(CapsuleLinear):
         )
 
 
+class XnorAgreementOptions(TypedDict, total=False):
+    """What makes a :class:`CapsuleLinear` xnorize its agreement."""
+
+    agreement: str
+    agreement_binarizer: str
+
+
+def _xnor_agreement(where: str, binarizer: str | None) -> XnorAgreementOptions:
+    if binarizer is None:
+        return {}
+    check_choice(where, "binarizer", binarizer, BINARIZERS)
+    return {"agreement": "xnor", "agreement_binarizer": binarizer}
+
+
 class XnIDR(CapsuleLinear):
     """Xnorize the linear projection Inside the Dynamic Routing (Algorithm 2).
 
-    Arguments and shapes as for :class:`CapsuleLinear`; ``binarizer`` is the agreement's.
+    ``u_ij = x_i W_ij``, then dynamic routing, where
+    ``logits += (sign(u) . sign(v)) * mean(abs(u)) * mean(abs(v))``. Gradients pass the signs as the
+    binarizer says; the means are constants unless ``detach_scale`` is false.
+
+    Args:
+        caps_in, dim_in: number and size of the input capsules.
+        caps_out, dim_out: number and size of the output capsules.
+        iterations: routing iterations, at least 1.
+        binarizer: a name in ``BINARIZERS``; None makes it a :class:`CapsFC`.
+        options: as in :class:`CapsuleLinear`.
+
+    Shape:
+        x ``(batch, caps_in, dim_in)`` -> v ``(batch, caps_out, dim_out)``.
 
     >>> XnIDR(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
     torch.Size([2, 10, 16])
@@ -254,7 +303,7 @@ class XnIDR(CapsuleLinear):
         dim_out: int,
         iterations: int = 3,
         *,
-        binarizer: str = "sign",
+        binarizer: str | None = "sign",
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(
@@ -263,8 +312,7 @@ class XnIDR(CapsuleLinear):
             caps_out,
             dim_out,
             iterations,
-            agreement="xnor",
-            agreement_binarizer=binarizer,
+            **_xnor_agreement("XnIDR", binarizer),
             **options,
         )
 
@@ -276,10 +324,17 @@ def xnorize_both(
     dim_out: int,
     iterations: int = 3,
     *,
-    binarizer: str = "sign",
+    binarizer: str | None = "sign",
     **options: Unpack[LayerOptions],
 ) -> CapsuleLinear:
     """A :class:`CapsuleLinear` with both linear projections xnorized by the same binarizer.
+
+    Args:
+        caps_in, dim_in: number and size of the input capsules.
+        caps_out, dim_out: number and size of the output capsules.
+        iterations: routing iterations, at least 1.
+        binarizer: a name in ``BINARIZERS``; None leaves both projections alone.
+        options: as in :class:`CapsuleLinear`.
 
     >>> xnorize_both(128, 8, 10, 16)(torch.randn(2, 128, 8)).shape
     torch.Size([2, 10, 16])
@@ -291,7 +346,6 @@ def xnorize_both(
         dim_out,
         iterations,
         binarizer=binarizer,
-        agreement="xnor",
-        agreement_binarizer=binarizer,
+        **_xnor_agreement("xnorize_both", binarizer),
         **options,
     )

@@ -60,13 +60,21 @@ def check_target_device(where: str, target: Tensor, scores: Tensor) -> None:
 def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
     """The target as rows of 0 and 1, shaped and typed like the scores."""
     batch, classes = scores.shape
+    if classes == 0:
+        raise InputError(message(where, "scores", "have at least one class", tuple(scores.shape)))
     check_tensor(where, "target", target)
     check_target_device(where, target, scores)
-    # Reading values would stall a GPU and break a graph; there one_hot itself refuses classes.
-    readable = target.device.type == "cpu" and not torch.compiler.is_compiling()
+    # Reading values would stall a GPU, break a graph and stop vmap.
+    readable = (
+        target.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(target)
+    )
     if target.shape == scores.shape:
-        if readable and not ((target >= 0) & (target <= 1)).all():
-            raise InputError(message(where, "target", "hold values from 0 to 1", "others"))
+        outside = (target < 0) | (target > 1) if readable else None
+        if outside is not None and outside.any():
+            value = target[outside][0].item()
+            raise InputError(message(where, "target", "hold values from 0 to 1", value))
         return target.to(scores.dtype)
     if target.shape != (batch,):
         requirement = f"have shape (batch={batch},) or (batch={batch}, classes={classes})"
@@ -80,4 +88,5 @@ def multi_hot(where: str, target: Tensor, scores: Tensor) -> Tensor:
         if low < 0 or high >= classes:
             got = low if low < 0 else high
             raise InputError(message(where, "target", f"hold classes 0 to {classes - 1}", got))
-    return F.one_hot(target.long(), classes).to(scores.dtype)
+    numbers = torch.arange(classes, device=target.device)
+    return (target.unsqueeze(1) == numbers).to(scores.dtype)

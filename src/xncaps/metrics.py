@@ -15,6 +15,10 @@ from xncaps.losses import check_target_device, multi_hot
 def top1(scores: Tensor, target: Tensor) -> Tensor:
     """1 where the highest score is the target class (or one of the target classes).
 
+    Args:
+        scores: one for each class.
+        target: class numbers, or a row of 0 and 1 for each sample.
+
     Shape:
         scores ``(batch, classes)``, target ``(batch,)`` or ``(batch, classes)`` -> ``(batch,)``.
 
@@ -30,6 +34,10 @@ def top1(scores: Tensor, target: Tensor) -> Tensor:
 def exact_pair(scores: Tensor, target: Tensor) -> Tensor:
     """1 where the two highest scores are exactly the two target classes (Sabour et al.).
 
+    Args:
+        scores: one for each class.
+        target: 1 for the two classes in the image, 0 for the others.
+
     Shape:
         scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.
 
@@ -41,6 +49,10 @@ def exact_pair(scores: Tensor, target: Tensor) -> Tensor:
 
 def per_digit(scores: Tensor, target: Tensor) -> Tensor:
     """The share of the two target classes that is among the two highest scores: 0, 0.5 or 1.
+
+    Args:
+        scores: one for each class.
+        target: 1 for the two classes in the image, 0 for the others.
 
     Shape:
         scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.
@@ -56,6 +68,10 @@ def paper_top2(scores: Tensor, target: Tensor) -> Tensor:
 
     This is what Keras' top-k accuracy makes of two-hot labels, and so what the paper reports for
     MultiMNIST: the higher class is never looked at. It is never below :func:`exact_pair`.
+
+    Args:
+        scores: one for each class.
+        target: 1 for the two classes in the image, 0 for the others.
 
     Shape:
         scores and target ``(batch, classes)``, two ones in each target row -> ``(batch,)``.

@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 from xncaps.backbones import BACKBONES, Backbone
-from xncaps.errors import InputError, check_choice, check_options, check_size, message
+from xncaps.errors import InputError, check_choice, check_options, check_size, check_width, message
 from xncaps.heads import CAPSULE_HEADS, DIM_IN, HEAD_OPTIONS, HEADS
 from xncaps.networks import CapsNet, Classifier, XnorNet, check_image_size
 
@@ -65,7 +65,9 @@ def create_model(
     check_size(where, "in_channels", in_channels)
     check_image_size(where, image_size, network.least_size, f"for {backbone}")
     if "width" in options:
-        _check_width(where, backbone, options["width"])
+        if backbone not in ("convnet", "xnornet"):
+            raise InputError(message(where, "width", "go with convnet or xnornet", backbone))
+        check_width(where, options["width"])
     if backbone in NETWORKS:
         return _whole_network(backbone, head, num_classes, in_channels, image_size, attach, options)
 
@@ -103,13 +105,6 @@ def _place_capsules(
         stacklevel=3,
     )
     return {"primary": base.appended_caps(caps_in, dim_in), "norm": True}
-
-
-def _check_width(where: str, backbone: str, width: object) -> None:
-    if backbone not in ("convnet", "xnornet"):
-        raise InputError(message(where, "width", "go with convnet or xnornet", backbone))
-    if not isinstance(width, int | float) or not 0 < width < float("inf"):
-        raise InputError(message(where, "width", "be a number above 0", repr(width)))
 
 
 def _whole_network(

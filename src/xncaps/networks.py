@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from xncaps.errors import (
@@ -12,6 +13,7 @@ from xncaps.errors import (
     check_options,
     check_shape,
     check_size,
+    check_width,
     message,
 )
 from xncaps.heads import (
@@ -45,6 +47,10 @@ class Classifier(nn.Module):
     Shape:
         ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``; with a capsule head on
         request also the couplings ``(batch, caps_in, num_classes)``.
+
+    >>> from xncaps.heads import LinearHead
+    >>> Classifier(nn.Conv2d(1, 6, 3), LinearHead(6, 4), 1, 28)(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 4])
     """
 
     fixed_size = False
@@ -93,6 +99,10 @@ class Classifier(nn.Module):
             where, "images", images, batch=None, channels=self.in_channels, height=size, width=size
         )
         check_like(where, "images", images, next(self.parameters()))
+        least = getattr(self.backbone, "least_size", 1)
+        if min(images.shape[2:]) < least and not torch.compiler.is_compiling():
+            got = "x".join(map(str, images.shape[2:]))
+            raise InputError(message(where, "images", f"have sides of at least {least} px", got))
 
 
 class CapsNet(Classifier):
@@ -193,6 +203,7 @@ class XnorNet(Classifier):
         where = type(self).__name__
         check_size(where, "in_channels", in_channels)
         check_image_size(where, image_size, self.least_size)
+        check_width(where, width)
         first, second, third, dense = (max(1, round(n * width)) for n in (128, 256, 512, 1024))
         places = (image_size // 8) ** 2
 

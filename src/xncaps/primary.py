@@ -26,6 +26,9 @@ def pool_features(where: str, features: Tensor, in_features: int) -> Tensor:
         check_shape(
             where, "features", features, batch=None, features=in_features, height=None, width=None
         )
+        if 0 in features.shape[2:]:
+            requirement = "have at least one pixel"
+            raise InputError(message(where, "features", requirement, tuple(features.shape)))
         return features.mean(dim=(2, 3))
     check_shape(where, "features", features, batch=None, features=in_features)
     return features
@@ -134,4 +137,5 @@ class CapsuleNorm(nn.Module):
         where = type(self).__name__
         check_floating(where, "capsules", capsules)
         check_shape(where, "capsules", capsules, batch=None, caps=None, dim=self.norm.num_features)
-        return torch.relu(self.norm(capsules.transpose(1, 2)).transpose(1, 2))
+        flat: Tensor = self.norm(capsules.flatten(0, 1))
+        return torch.relu(flat.unflatten(0, capsules.shape[:2]))

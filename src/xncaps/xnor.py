@@ -30,6 +30,7 @@ class XnorLinear(nn.Module):
         binarizer: a name in ``BINARIZERS``.
         scale: ``mean`` or ``learned``.
         detach_scale: treat the means as constants in the backward pass.
+        device, dtype: of the parameters.
 
     Shape:
         ``(..., in_features)`` -> ``(..., out_features)``.
@@ -47,6 +48,8 @@ class XnorLinear(nn.Module):
         binarizer: str = "sign",
         scale: str = "mean",
         detach_scale: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         where = type(self).__name__
@@ -60,6 +63,7 @@ class XnorLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.scale = nn.Parameter(torch.empty(out_features)) if scale == "learned" else None
         self.reset_parameters()
+        self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         _reset(self.weight, self.bias, self.scale)
@@ -103,6 +107,7 @@ class XnorConv2d(nn.Module):
         binarizer: a name in ``BINARIZERS``.
         scale: ``mean`` or ``learned``.
         detach_scale: treat the scales as constants in the backward pass.
+        device, dtype: of the parameters.
 
     Shape:
         ``(batch, in_channels, height, width)`` -> ``(batch, out_channels, height', width')``.
@@ -124,6 +129,8 @@ class XnorConv2d(nn.Module):
         binarizer: str = "sign",
         scale: str = "mean",
         detach_scale: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         where = type(self).__name__
@@ -141,6 +148,7 @@ class XnorConv2d(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.scale = nn.Parameter(torch.empty(out_channels)) if scale == "learned" else None
         self.reset_parameters()
+        self.to(device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         _reset(self.weight, self.bias, self.scale)

@@ -13,9 +13,12 @@ from xncaps import (
     CapsFC,
     CapsuleHead,
     CapsuleLinear,
+    XnIDR,
+    XnODR,
     capsule_length,
 )
 from xncaps.heads import HEAD_OPTIONS
+from xncaps.layers import xnorize_both
 
 F64 = torch.float64
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -65,6 +68,14 @@ def close(got, expected):
 
 
 # Layers: every binarizer, agreement and routing
+
+
+@pytest.mark.parametrize("make", [CapsuleLinear, XnODR, XnIDR, xnorize_both])
+def test_no_binarizer_makes_any_layer_the_plain_one(make):
+    plain, other = CapsFC(5, 4, 3, 6), make(5, 4, 3, 6, binarizer=None)
+    other.load_state_dict(plain.state_dict(), strict=True)
+    x = torch.randn(2, 5, 4)
+    assert torch.equal(other(x), plain(x))
 
 
 @every_layer

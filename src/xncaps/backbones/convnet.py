@@ -3,6 +3,7 @@
 from torch import nn
 
 from xncaps.backbones.base import Backbone
+from xncaps.errors import check_width
 
 
 def _conv(channels_in: int, channels: int, kernel: int = 3, stride: int = 1) -> nn.Module:
@@ -34,6 +35,7 @@ class ConvNet(Backbone):
 
     def __init__(self, in_channels: int, image_size: int, width: float = 1.0) -> None:
         super().__init__()
+        check_width(type(self).__name__, width)
         first, second, third, last = (max(1, round(n * width)) for n in (16, 32, 64, 128))
         self.trunk_features, self.features = third, last
         self.trunk = nn.Sequential(

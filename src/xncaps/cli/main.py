@@ -12,7 +12,10 @@ from xncaps.errors import InputError
 
 app = typer.Typer(
     name="xncaps",
-    help="Capsule heads with XNOR arithmetic for CNNs: the paper's layers, counts and tables.",
+    help=(
+        "Capsule heads with XNOR arithmetic for CNNs: the paper's layers, counts and tables.\n\n"
+        "Example: xncaps paper --table params"
+    ),
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -42,7 +45,11 @@ def main(args: list[str] | None = None) -> int:
     except typer.TyperException as error:
         line = error.format_message()
         stop = "" if line.endswith((".", "?", "!")) else "."
-        return _say(f"{line}{stop} Try 'xncaps --help'.", error.exit_code)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "xncaps"
+        return _say(f"{line}{stop} Try '{command} --help'.", error.exit_code)
+    except OSError as error:
+        return _say(f"could not write or read: {error}.", 1)
     except typer.Abort:
         return _say("stopped.", 1)
 

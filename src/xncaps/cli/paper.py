@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from xncaps.paper import TABLES, paper_tables
+
 
 def paper(
     table: Annotated[
-        str | None, typer.Option(help="Only this table, such as params, flops or speed-up.")
+        str | None, typer.Option(help=f"Only this table: {', '.join(TABLES)}.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -16,8 +18,6 @@ def paper(
 
     Example: xncaps paper --table params
     """
-    from xncaps.paper import paper_tables
-
     tables = paper_tables(table)
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in tables], indent=2, ensure_ascii=False))

@@ -3,9 +3,12 @@
 import warnings
 from typing import Annotated, Any
 
+import torch
 import typer
 
+from xncaps.counting import summary as count
 from xncaps.errors import InputError, message
+from xncaps.models import create_model
 
 
 def summary(
@@ -22,7 +25,7 @@ def summary(
     caps_in: Annotated[int | None, typer.Option(help="Number of primary capsules.")] = None,
     dim_in: Annotated[int | None, typer.Option(help="Size of a primary capsule.")] = None,
     dim_out: Annotated[int | None, typer.Option(help="Size of an output capsule.")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Routing iterations.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Routing iterations.", max=1000)] = None,
     width: Annotated[float | None, typer.Option(help="Width of convnet or xnornet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -31,11 +34,6 @@ def summary(
 
     Example: xncaps summary --model mobilenetv2 --head xnodr
     """
-    import torch
-
-    from xncaps.counting import summary as count
-    from xncaps.models import create_model
-
     if as_json and as_csv:
         got = "both --json and --csv"
         raise InputError(message("summary", "output", "be JSON or CSV", got))
@@ -47,9 +45,17 @@ def summary(
         "width": width,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*attach='append'")  # nothing is trained here
-        network = create_model(model, head, num_classes, in_channels, image_size, attach, **options)
-    counts = count(network, (network.in_channels, network.image_size, network.image_size))
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*attach='append'")  # nothing is trained
+            network = create_model(
+                model, head, num_classes, in_channels, image_size, attach, **options
+            )
+        counts = count(network, (network.in_channels, network.image_size, network.image_size))
+    except (RuntimeError, OverflowError):
+        got = "one that is too large"
+        raise InputError(
+            message("summary", "network", "be of a size torch can take", got)
+        ) from None
     text = counts.to_json() if as_json else counts.to_csv() if as_csv else str(counts)
     typer.echo(text.rstrip("\n"))

@@ -11,7 +11,7 @@ CITED_ACCURACY: dict[str, tuple[str | None, str | None, str | None]] = {
     "Efficient-CapsNet": ("99.84%", None, "94.90%"),
     "HVCs": ("99.87%", "89.23%", None),
     "PLM(BCE+CB)": (None, "70.33%", "89.37%"),
-    "CaiT-M-36 224": (None, "99.40%", None),
+    "CaiT-M-36 γ 224": (None, "99.40%", None),  # noqa: RUF001 (a gamma)
     "L1/FC": ("99.56%", "85.96%", "92.46%"),
     "ACGAN": ("96.25%", None, None),
     "EnsNet": ("99.84%", "76.25%", None),

@@ -1,7 +1,9 @@
 """How much a prediction agrees with an output capsule: what routing adds to its logits.
 
 An agreement is called once per forward pass with the predictions ``u`` and answers with a function
-of the output capsules ``v``, so that what depends on ``u`` alone is computed once.
+of the output capsules ``v``, so that what depends on ``u`` alone is computed once. To add one,
+write such a module and name it in ``AGREEMENTS``; :class:`CapsuleLinear` builds it without
+arguments.
 """
 
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from xncaps.errors import check_choice, check_size, look_up
 
 class DotAgreement(nn.Module):
     """The dot product ``u . v`` of dynamic routing (the paper's Eq. 6).
+
+    Called with u, it gives the function to call with v.
 
     Shape:
         u ``(batch, caps_in, caps_out, dim_out)``, v ``(batch, caps_out, dim_out)`` ->

@@ -4,7 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from xncaps.capsules import squash
-from xncaps.errors import check_floating, check_shape, check_size
+from xncaps.errors import (
+    InputTypeError,
+    brief,
+    check_floating,
+    check_like,
+    check_shape,
+    check_size,
+    message,
+)
 from xncaps.routing.agreement import DotAgreement
 
 
@@ -52,6 +60,9 @@ class DynamicRouting(nn.Module):
         self.caps_out = check_size(where, "caps_out", caps_out)
         self.dim_out = check_size(where, "dim_out", dim_out)
         self.iterations = check_size(where, "iterations", iterations)
+        if agreement is not None and not isinstance(agreement, nn.Module):
+            hint = "Such as DotAgreement() or XnorAgreement(caps_out, dim_out)."
+            raise InputTypeError(message(where, "agreement", "be a module", brief(agreement), hint))
         self.agreement = DotAgreement() if agreement is None else agreement
         self.bias = nn.Parameter(torch.empty(caps_out, dim_out)) if bias else None
         self.detach = detach
@@ -67,6 +78,8 @@ class DynamicRouting(nn.Module):
         check_shape(
             where, "u", u, batch=None, caps_in=None, caps_out=self.caps_out, dim_out=self.dim_out
         )
+        if self.bias is not None:
+            check_like(where, "u", u, self.bias)
         routed = u.detach() if self.detach else u
         agree = self.agreement(routed)
         logits = u.new_zeros(u.shape[:3])
