@@ -99,7 +99,7 @@ def _classifier_name(model: nn.Module) -> str:
             )
         for name, module in model.named_modules():
             if module is classifier and name:
-                return name
+                return str(name)
     for name in NAMES:
         if isinstance(getattr(model, name, None), nn.Module):
             return name

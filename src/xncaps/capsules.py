@@ -26,7 +26,7 @@ def squash(s: Tensor, dim: int = -1) -> Tensor:
     """
     check_floating("squash", "s", s)
     check_axis("squash", s, dim)
-    norm = torch.linalg.vector_norm(s, dim=dim, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(s, dim=dim, keepdim=True)
     return s * (norm / (1 + norm * norm))
 
 
@@ -45,4 +45,5 @@ def capsule_length(v: Tensor, dim: int = -1) -> Tensor:
     """
     check_floating("capsule_length", "v", v)
     check_axis("capsule_length", v, dim)
-    return torch.linalg.vector_norm(v, dim=dim)
+    lengths: Tensor = torch.linalg.vector_norm(v, dim=dim)
+    return lengths

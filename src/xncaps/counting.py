@@ -133,11 +133,11 @@ class Summary:
         return table
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds the work of every operation to the innermost module that is running."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.running: list[nn.Module] = []
         self.work: dict[nn.Module, list[Work]] = defaultdict(list)
         self.outputs: dict[nn.Module, Any] = {}

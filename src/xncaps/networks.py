@@ -88,7 +88,8 @@ class Classifier(nn.Module):
         if not isinstance(self.head, CapsuleHead):
             requirement = "be false without a capsule head"
             raise InputError(message(where, "return_couplings", requirement, True))
-        return self.head(features, return_couplings=True)
+        both: tuple[Tensor, Tensor] = self.head(features, return_couplings=True)
+        return both
 
     def check_images(self, images: Tensor) -> None:
         """Refuse images that the network was not built for."""

@@ -71,7 +71,7 @@ class PrimaryCaps(nn.Module):
         if self.projection is not None:
             check_like(where, "features", features, self.projection.weight)
             pooled = self.projection(pooled)
-        return squash(pooled.unflatten(1, (self.caps, self.dim)))
+        return squash(torch.unflatten(pooled, 1, (self.caps, self.dim)))
 
     def extra_repr(self) -> str:
         return f"caps={self.caps}, dim={self.dim}"
@@ -112,7 +112,7 @@ class ConvPrimaryCaps(nn.Module):
         check_shape(where, "maps", maps, batch=None, channels=channels, height=None, width=None)
         check_like(where, "maps", maps, self.conv.weight)
         places = self.conv(maps).flatten(2)  # (batch, types * dim, places)
-        capsules = places.unflatten(1, (self.types, self.dim)).transpose(2, 3)
+        capsules = torch.unflatten(places, 1, (self.types, self.dim)).transpose(2, 3)
         return squash(capsules.flatten(1, 2))
 
 
@@ -138,4 +138,4 @@ class CapsuleNorm(nn.Module):
         check_floating(where, "capsules", capsules)
         check_shape(where, "capsules", capsules, batch=None, caps=None, dim=self.norm.num_features)
         flat: Tensor = self.norm(capsules.flatten(0, 1))
-        return torch.relu(flat.unflatten(0, capsules.shape[:2]))
+        return torch.relu(flat.reshape(capsules.shape))
