@@ -83,6 +83,49 @@ def test_same_padding_is_that_of_keras(size: int, kernel: int, stride: int) -> N
     assert torch.equal(conv(x), expected)
 
 
+def waves(*shape: int, phase: float = 0.0) -> torch.Tensor:
+    """Numbers between -1 and 1 that are the same everywhere."""
+    places = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    return torch.sin(places * 0.7 + phase).float().view(shape)
+
+
+def fill(model: nn.Module, gain: float) -> None:
+    """Give every weight and statistic a known value."""
+    with torch.no_grad():
+        for index, (key, tensor) in enumerate(model.state_dict().items()):
+            wave = waves(*tensor.shape, phase=float(index))
+            if tensor.dim() == 4:
+                tensor.copy_(wave * (gain / tensor[0].numel()) ** 0.5)
+            elif key.endswith("running_var"):
+                tensor.copy_(1 + 0.5 * wave)
+            elif tensor.dim() == 1:
+                tensor.copy_((1 + 0.2 * wave) if key.endswith("weight") else 0.1 * wave)
+
+
+# What keras.applications (Keras 3.15.1, include_top=False) gives for the same weights and image:
+# mean and standard deviation of all features, and some of those in the upper right corner.
+@pytest.mark.parametrize(
+    ("make", "gain", "size", "mean", "std", "some"),
+    [
+        (MobileNetV2, 4, 64, 1.3047007, 1.7452861, [0, 4.86675, 0, 3.274688, 0]),
+        (MobileNetV2, 4, 75, 1.0438122, 1.5821993, [0, 5.456435, 0, 3.75915, 0]),
+        (ResNet50, 0.1, 64, 0.7233091, 0.7815287, [1.541819, 0, 0, 0, 0.649179, 1.930679]),
+        (ResNet50, 0.1, 75, 0.6898781, 0.7650296, [1.567605, 0, 0, 0, 0.648997, 1.987526]),
+    ],
+)
+def test_features_are_those_of_keras(
+    make: type[nn.Module], gain: float, size: int, mean: float, std: float, some: list[float]
+) -> None:
+    backbone = make(3, size).eval()
+    fill(backbone, gain)
+    with torch.no_grad():
+        maps = backbone(2 * waves(1, 3, size, size))
+    assert maps.mean().item() == pytest.approx(mean, rel=1e-4)
+    assert maps.std().item() == pytest.approx(std, rel=1e-4)
+    step = maps.shape[1] // 5
+    assert maps[0, ::step, 0, -1].tolist() == pytest.approx(some, abs=1e-3)
+
+
 def test_residuals_are_added_where_shapes_allow() -> None:
     with torch.device("meta"):
         blocks = MobileNetV2(3, 224).trunk

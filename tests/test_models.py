@@ -150,6 +150,15 @@ def test_images_of_another_size_pass_where_the_network_pools() -> None:
     assert model(torch.randn(2, 1, 20, 41)).shape == (2, 10)
 
 
+def test_height_and_width_can_stay_dynamic_in_an_export() -> None:
+    model = build("convnet", device="cpu").eval()
+    sides = {2: torch.export.Dim("height", min=8), 3: torch.export.Dim("width", min=8)}
+    example = torch.randn(2, 1, 32, 36)
+    exported = torch.export.export(model, (example,), dynamic_shapes=(sides,)).module()
+    small = torch.randn(2, 1, 12, 20)
+    assert torch.allclose(exported(small), model(small), atol=1e-5)
+
+
 def test_append_warns_that_the_frozen_block_is_random() -> None:
     with torch.device("meta"), pytest.warns(UserWarning, match="append") as caught:
         xncaps.create_model("convnet", "xnidr", attach="append")

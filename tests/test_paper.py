@@ -163,6 +163,18 @@ def test_matching_goes_by_the_published_digits(figure: str, ours: float, match: 
     assert matches(figure, ours) is match
 
 
+def test_readme_prose_says_what_the_tables_say() -> None:
+    readme = " ".join((Path(__file__).parent.parent / "README.md").read_text("utf-8").split())
+    speed = rows("speed-up")
+    published = sorted(row["published"] for row in speed)
+    true = {row["network"].partition("_")[2]: f"{row['true count']:.2f}" for row in speed}
+    assert f"of {published[0]} to {published[-1]} are reproduced" in readme
+    assert f"gives {true['XnODR']} (XnODR) and {true['XnIDR']} (XnIDR) instead of 64" in readme
+    resnet = [row for row in rows("flops") if row["network"].startswith("ResNet")]
+    share = max(row["remainder"] / row["ours"] for row in resnet)
+    assert f"ResNet-50 leave {share:.1%} unexplained" in readme
+
+
 def test_readme_shows_the_current_counts() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("<!-- table: params -->\n")[2].partition("<!-- end -->")[0]

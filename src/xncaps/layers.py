@@ -85,11 +85,11 @@ class CapsuleLinear(nn.Module):
         self.dim_out = check_size(where, "dim_out", dim_out)
         check_size(where, "iterations", iterations)
         if binarizer is not None:
-            look_up(where, "binarizer", binarizer, BINARIZERS)
+            check_choice(where, "binarizer", binarizer, BINARIZERS)
         make_agreement = look_up(where, "agreement", agreement, AGREEMENTS)
         is_xnor = make_agreement is XnorAgreement
         if agreement_binarizer is not None:
-            look_up(where, "agreement_binarizer", agreement_binarizer, BINARIZERS)
+            check_choice(where, "agreement_binarizer", agreement_binarizer, BINARIZERS)
             if not is_xnor:
                 hint = "Pass agreement='xnor', or leave agreement_binarizer out."
                 requirement = "go with agreement='xnor'"

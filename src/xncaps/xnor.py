@@ -12,7 +12,6 @@ from xncaps.errors import (
     check_like,
     check_shape,
     check_size,
-    look_up,
     message,
 )
 
@@ -55,7 +54,7 @@ class XnorLinear(nn.Module):
         where = type(self).__name__
         self.in_features = check_size(where, "in_features", in_features)
         self.out_features = check_size(where, "out_features", out_features)
-        look_up(where, "binarizer", binarizer, BINARIZERS)
+        check_choice(where, "binarizer", binarizer, BINARIZERS)
         check_choice(where, "scale", scale, SCALES)
         self.binarizer = binarizer
         self.detach_scale = detach_scale
@@ -140,7 +139,7 @@ class XnorConv2d(nn.Module):
         self.stride = _pair(where, "stride", stride)
         self.padding = _pair(where, "padding", padding, least=0)
         self.dilation = _pair(where, "dilation", dilation)
-        look_up(where, "binarizer", binarizer, BINARIZERS)
+        check_choice(where, "binarizer", binarizer, BINARIZERS)
         check_choice(where, "scale", scale, SCALES)
         self.binarizer = binarizer
         self.detach_scale = detach_scale

@@ -52,10 +52,8 @@ def summary(
                 model, head, num_classes, in_channels, image_size, attach, **options
             )
         counts = count(network, (network.in_channels, network.image_size, network.image_size))
-    except (RuntimeError, OverflowError):
-        got = "one that is too large"
-        raise InputError(
-            message("summary", "network", "be of a size torch can take", got)
-        ) from None
+    except (RuntimeError, OverflowError) as error:  # such as sizes whose product overflows
+        got = str(error).splitlines()[0].rstrip(".")
+        raise InputError(message("summary", "network", "be one torch can build", got)) from None
     text = counts.to_json() if as_json else counts.to_csv() if as_csv else str(counts)
     typer.echo(text.rstrip("\n"))

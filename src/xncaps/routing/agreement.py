@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from xncaps.binarizers import BINARIZERS, SCALES, mean_scale
-from xncaps.errors import check_choice, check_size, look_up
+from xncaps.errors import check_choice, check_size
 
 
 class DotAgreement(nn.Module):
@@ -70,7 +70,7 @@ class XnorAgreement(nn.Module):
         where = type(self).__name__
         check_size(where, "caps_out", caps_out)
         check_size(where, "dim_out", dim_out)
-        look_up(where, "binarizer", binarizer, BINARIZERS)
+        check_choice(where, "binarizer", binarizer, BINARIZERS)
         check_choice(where, "scale", scale, SCALES)
         self.dim_out = dim_out
         self.binarizer = binarizer
