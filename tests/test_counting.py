@@ -137,13 +137,25 @@ def test_attention_and_plain_matrix_products_count() -> None:
 
 def test_fused_attention_counts_its_matrix_products() -> None:
     tokens, size = 7, 12
-    layer = nn.TransformerEncoderLayer(size, 3, dim_feedforward=20, batch_first=True)
+    layer = nn.TransformerEncoderLayer(size, 2, dim_feedforward=20, batch_first=True)
     projections = 4 * tokens * size * size
     products = 2 * tokens * tokens * size
     feed_forward = 2 * tokens * size * 20
     counts = xncaps.summary(layer, (tokens, size))
     assert counts.macs == projections + products + feed_forward
     assert counts.uncounted == []
+
+
+def test_an_attention_module_counts_its_matrix_products() -> None:
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(12, 2, batch_first=True)  # even: fused by torch
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    assert xncaps.summary(SelfAttention(), (7, 12)).macs == 4 * 7 * 12 * 12 + 2 * 7 * 7 * 12
     assert torch.backends.mha.get_fastpath_enabled()
 
 

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import xncaps
 from xncaps.errors import InputError
@@ -63,6 +64,28 @@ def test_capsnet_is_sabours() -> None:
     assert model.head.capsules.caps_in == 1152
     assert model.head.capsules.binarizer is None
     assert build("capsnet", image_size=36).head.capsules.caps_in == 3200
+
+
+def test_capsnet_computes_what_sabour_et_al_write() -> None:
+    model = build("capsnet", device="cpu").eval()
+    images = torch.randn(2, 1, 28, 28)
+    stem, conv = model.backbone[0], model.head.primary.conv
+    maps = F.conv2d(F.relu(F.conv2d(images, stem.weight, stem.bias)), conv.weight, conv.bias, 2)
+    capsules = maps.view(2, 32, 8, 36).permute(0, 1, 3, 2).reshape(2, 1152, 8)
+    v = model.head.capsules(xncaps.squash(capsules))
+    assert torch.allclose(model(images), v.square().sum(2).sqrt(), atol=1e-6)
+
+
+def test_xnornet_is_binarynets_vgg_with_norms_before_the_xnor_layers() -> None:
+    xnor, pool = ["BatchNorm2d", "XnorConv2d"], ["MaxPool2d"]
+    assert [type(m).__name__ for m in build("xnornet").backbone] == [
+        *("Conv2d", "BatchNorm2d", "ReLU"),
+        *(*xnor, *pool),
+        *(*xnor, *xnor, *pool),
+        *(*xnor, *xnor, *pool),
+        *("Flatten", *["BatchNorm1d", "XnorLinear"] * 2),
+        *("BatchNorm1d", "ReLU"),
+    ]
 
 
 def test_xnornet_is_float_at_both_ends_only() -> None:
