@@ -32,8 +32,12 @@ ARROWS: dict[str, set[str]] = {
     "costs": LAYERS,
     "counting": LAYERS | {"costs", "text"},
     "paper": MODELS | {"counting", "text"},
-    "data": {"errors"},
-    "cli": MODELS | {"counting", "paper", "data", "__init__"},
+    "images": {"errors"},
+    "data": {"errors", "images"},
+    "training": MODELS | {"counting", "data", "images", "text", "__init__"},
+    "bench": MODELS | {"data", "text", "training"},
+    "cli": MODELS
+    | {"bench", "counting", "data", "images", "paper", "text", "training", "__init__"},
     "__init__": MODELS | {"counting", "errors"},
     "__main__": {"cli"},
 }

@@ -25,6 +25,10 @@ class InputTypeError(InputError, TypeError):
     """A value of the wrong type, dtype or device."""
 
 
+class RunError(RuntimeError):
+    """Work that cannot go on for a reason outside the program: a damaged file, a NaN."""
+
+
 def message(where: str, what: str, requirement: str, got: object, hint: str = "") -> str:
     """Put the parts of an error message into the one form they all have."""
     return f"{where}: {what} must {requirement}; got {got}.{' ' + hint if hint else ''}"

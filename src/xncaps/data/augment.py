@@ -1,0 +1,131 @@
+"""Augmentation of whole batches, as tensor code.
+
+What happens to an image is drawn first, for the whole batch, and then applied: so a machine that
+holds a part of the batch does to it what one machine would have done.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from xncaps.errors import MOST, InputError, brief, message
+
+Draw = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What may happen to an image. Everything is off by default.
+
+    Args:
+        shift: moved by up to this many pixels along each axis.
+        rotate: turned by up to this many degrees either way.
+        scale: enlarged or shrunk by up to this share.
+        flip: mirrored left to right, half of the time.
+        crop: moved by up to this many whole pixels along each axis, the edge reflected.
+        cutout: a square of this side, anywhere, takes the mean colour.
+
+    >>> images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
+    >>> augment = Augment(shift=2, rotate=10)
+    >>> augment(images, augment.draw(2, (28, 28), torch.Generator().manual_seed(0))).dtype
+    torch.float32
+    """
+
+    shift: float = 0.0
+    rotate: float = 0.0
+    scale: float = 0.0
+    flip: bool = False
+    crop: int = 0
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        most = {"rotate": 180.0, "scale": 0.99, "crop": MOST, "cutout": MOST}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            top = most.get(field.name, 1e4)
+            if field.name == "flip":
+                right, kind = isinstance(value, bool), "true or false"
+            elif field.name in ("crop", "cutout"):
+                right, kind = isinstance(value, int), "a whole number of pixels, 0 or more"
+            else:
+                right, kind = isinstance(value, int | float), f"a number from 0 to {top:g}"
+            if (
+                isinstance(value, bool) != (field.name == "flip")
+                or not right
+                or not 0 <= value <= top
+            ):
+                raise InputError(message("Augment", field.name, f"be {kind}", brief(value)))
+
+    @property
+    def moves(self) -> bool:
+        """Whether images are resampled."""
+        return bool(self.shift or self.rotate or self.scale)
+
+    def draw(self, count: int, size: tuple[int, int], generator: torch.Generator) -> Draw:
+        """What happens to each of ``count`` images of this height and width."""
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(count, *shape, generator=generator)
+
+        drawn = {}
+        if self.flip or self.crop:
+            drawn["flip"] = (uniform() < 0.5) if self.flip else torch.zeros(count).bool()
+            span = 2 * self.crop + 1
+            drawn["crop"] = (uniform(2) * span).long() - self.crop
+        if self.moves:
+            angle = (2 * uniform() - 1) * math.radians(self.rotate)
+            factor = 1 / (1 + (2 * uniform() - 1) * self.scale)
+            shift = (2 * uniform(2) - 1) * self.shift * 2 / torch.tensor(size[::-1])
+            cos, sin = factor * angle.cos(), factor * angle.sin()
+            aspect = size[0] / size[1]
+            rows = [torch.stack([cos, -sin * aspect], 1), torch.stack([sin / aspect, cos], 1)]
+            drawn["matrix"] = torch.cat([torch.stack(rows, 1), shift.unsqueeze(2)], dim=2)
+        if self.cutout:
+            drawn["cutout"] = (uniform(2) * torch.tensor(size)).long()
+        return drawn
+
+    def __call__(self, images: Tensor, drawn: Draw) -> Tensor:
+        """Move the images as drawn: uint8 -> uint8, or float32 (0 to 255) where resampled."""
+        if "crop" in drawn:
+            images = _crop_and_flip(images, drawn["crop"], drawn["flip"])
+        if "matrix" in drawn:
+            grid = F.affine_grid(drawn["matrix"], list(images.shape), align_corners=False)
+            images = F.grid_sample(
+                images.float(), grid, "bilinear", padding_mode="border", align_corners=False
+            )
+        return images
+
+    def blank(self, images: Tensor, drawn: Draw) -> Tensor:
+        """Cut the squares out of normalised images, where 0 is the mean colour."""
+        if "cutout" not in drawn:
+            return images
+        height, width = images.shape[2:]
+        center = drawn["cutout"]
+        inside = []
+        for axis, size in enumerate((height, width)):
+            low = center[:, axis, None] - self.cutout // 2
+            place = torch.arange(size)
+            inside.append((place >= low) & (place < low + self.cutout))
+        mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]
+        return images.masked_fill_(mask, 0)
+
+
+def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor) -> Tensor:
+    """Move by whole pixels with the edge reflected, and mirror: one gather."""
+    batch, channels, height, width = images.shape
+    rows = _reflect(torch.arange(height) + offset[:, :1], height)
+    columns = _reflect(torch.arange(width) + offset[:, 1:], width)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    place = (rows[:, :, None] * width + columns[:, None, :]).view(batch, 1, -1)
+    moved = images.reshape(batch, channels, -1).gather(2, place.expand(-1, channels, -1))
+    return moved.view(images.shape)
+
+
+def _reflect(place: Tensor, size: int) -> Tensor:
+    """Places outside ``0 .. size - 1`` mirrored at the first and the last."""
+    period = max(2 * (size - 1), 1)
+    place = place.remainder(period)
+    return torch.where(place < size, place, period - place)

@@ -1,0 +1,122 @@
+"""From uint8 images in memory to the batches a network takes."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from xncaps.data.augment import Augment
+from xncaps.data.dataset import Dataset
+from xncaps.errors import InputError, check_size, message
+
+
+def generator_for(seed: int, *path: str | int) -> torch.Generator:
+    """A random generator of its own for each purpose: it depends on the names and nothing else."""
+    name = "/".join(map(str, (seed, *path)))
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """uint8 pixels to what a network takes: mean 0 and deviation 1 on each channel.
+
+    Args:
+        mean, std: of each channel, for pixels from 0 to 1.
+        size: the side images are enlarged or shrunk to; None leaves it.
+
+    Shape:
+        ``(batch, channels, height, width)`` -> the same, or ``(batch, channels, size, size)``.
+
+    >>> Preprocess((0.5,), (0.25,))(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)).item()
+    2.0
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.resize(self.normalise(images))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Bytes, or floats from 0 to 255, to mean 0 and deviation 1."""
+        mean = torch.tensor(self.mean).mul(255).view(-1, 1, 1)
+        # A channel that never varies stays at 0.
+        factor = torch.tensor([1 / (255 * s) if s > 0 else 0.0 for s in self.std]).view(-1, 1, 1)
+        return (images.float() - mean).mul_(factor)
+
+    def resize(self, pixels: Tensor) -> Tensor:
+        """Float images to the side the network takes."""
+        if self.size is None or pixels.shape[2:] == (self.size, self.size):
+            return pixels
+        sides = (self.size, self.size)
+        return F.interpolate(pixels, sides, mode="bilinear", antialias=self.size < pixels.shape[2])
+
+
+class Batches:
+    """The batches of a training run: shuffled anew each epoch, augmented, normalised.
+
+    A batch is a function of the seed and its number, so that a run can go on anywhere. Images that
+    do not fill a batch at the end of an epoch are left out of that epoch. With several processes,
+    each gets its part of the same batch.
+
+    Args:
+        data: what to draw from.
+        batch_size: images of a batch, over all processes; the whole set if that is smaller.
+        preprocess: makes pixels of bytes.
+        augment: what may happen to an image.
+        seed: of order and augmentation.
+        rank, world: this process' number, and the number of processes.
+
+    >>> from xncaps.data import load_data
+    >>> digits = load_data("sample").train
+    >>> batches = Batches(digits, 100, Preprocess((0.13,), (0.31,)))
+    >>> images, labels = batches(0)
+    >>> images.shape, batches.steps
+    (torch.Size([100, 1, 28, 28]), 36)
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        batch_size: int,
+        preprocess: Preprocess,
+        augment: Augment | None = None,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        check_size("Batches", "batch_size", batch_size)
+        self.batch_size = min(batch_size, len(data))
+        if self.batch_size < world:
+            requirement = f"be at least the number of processes, {world}"
+            raise InputError(message("Batches", "batch_size", requirement, self.batch_size))
+        self.data, self.preprocess = data, preprocess
+        self.augment = augment or Augment()
+        self.seed = seed
+        self.part = slice(rank * self.batch_size // world, (rank + 1) * self.batch_size // world)
+        self.steps = len(data) // self.batch_size
+        self._order: tuple[int, Tensor] | None = None
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """The images and labels of the batch with this number, this process' part of it."""
+        epoch, place = divmod(step, self.steps)
+        start = place * self.batch_size
+        chosen = self.order(epoch)[start : start + self.batch_size][self.part]
+        size = self.data.shape[1:]
+        drawn = self.augment.draw(self.batch_size, size, generator_for(self.seed, "augment", step))
+        drawn = {name: values[self.part] for name, values in drawn.items()}
+        moved = self.augment(self.data.images[chosen], drawn)
+        pixels = self.augment.blank(self.preprocess.normalise(moved), drawn)
+        return self.preprocess.resize(pixels), self.data.labels[chosen]
+
+    def order(self, epoch: int) -> Tensor:
+        """The order of the images in an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            generator = generator_for(self.seed, "order", epoch)
+            self._order = (epoch, torch.randperm(len(self.data), generator=generator))
+        return self._order[1]
