@@ -92,7 +92,7 @@ class Augment:
         if "crop" in drawn:
             images = _crop_and_flip(images, drawn["crop"], drawn["flip"])
         if "matrix" in drawn:
-            grid = F.affine_grid(drawn["matrix"], list(images.shape), align_corners=False)
+            grid = _grid(drawn["matrix"], *images.shape[2:])
             images = F.grid_sample(
                 images.float(), grid, "bilinear", padding_mode="border", align_corners=False
             )
@@ -111,6 +111,21 @@ class Augment:
             inside.append((place >= low) & (place < low + self.cutout))
         mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]
         return images.masked_fill_(mask, 0)
+
+
+def _grid(matrix: Tensor, height: int, width: int) -> Tensor:
+    """What ``F.affine_grid(matrix, size, align_corners=False)`` gives, several times as fast."""
+    x = (2 * torch.arange(width) + 1) / width - 1
+    y = (2 * torch.arange(height) + 1) / height - 1
+    grid = torch.empty(2, len(matrix), height, width)
+    for axis in range(2):
+        along, down, shift = matrix[:, axis].unbind(1)
+        torch.add(
+            (along[:, None] * x + shift[:, None])[:, None, :],
+            (down[:, None] * y)[:, :, None],
+            out=grid[axis],
+        )
+    return grid.permute(1, 2, 3, 0)
 
 
 def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor) -> Tensor:

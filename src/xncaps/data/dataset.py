@@ -97,7 +97,7 @@ def hold_out(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
         ``(count,)``, both in ascending order.
 
     >>> hold_out(torch.tensor([0, 0, 1, 1, 1, 1]), 3, seed=0)[1].tolist()
-    [0, 3, 5]
+    [0, 2, 5]
     """
     if not 0 <= count <= len(labels):
         requirement = f"be from 0 to the {len(labels)} images there are"

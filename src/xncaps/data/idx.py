@@ -94,8 +94,7 @@ def read_idx(path: Path) -> Tensor:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
-        file: IO[bytes] = gzip.open(path) if packed else path.open("rb")  # type: ignore[assignment]
-        with file:
+        with gzip.open(path) if packed else path.open("rb") as file:
             return _parse(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from None
@@ -114,7 +113,7 @@ def _unreadable(path: Path, error: Exception) -> RunError:
     return RunError(f"{path}: cannot be read: {reason}. Replace the file or move it away.")
 
 
-def _parse(path: Path, file: IO[bytes]) -> Tensor:
+def _parse(path: Path, file: IO[bytes] | gzip.GzipFile) -> Tensor:
     """Read no more than the header promises, and refuse less or more."""
     head = file.read(HEADER)
     if len(head) < HEADER or head[:2] != b"\0\0" or not 1 <= head[3] <= MOST_AXES:
