@@ -1,0 +1,131 @@
+"""Checkpoints: written whole or not at all, and never believed unchecked.
+
+A checkpoint is two files: ``<step>.safetensors`` with all tensors, and ``<step>.json`` with the rest
+and the digests of both. The JSON file is written last: a checkpoint without it does not exist.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from xncaps.errors import RunError
+
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on: tensors by name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that at every instant there is the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # elsewhere a folder cannot be opened
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, then remove all but the newest two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save({name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()})
+    state = {**checkpoint.state, "tensors_sha256": hashlib.sha256(content).hexdigest()}
+    path = folder / f"{checkpoint.state['step']:09d}.json"
+    write_whole(path.with_suffix(".safetensors"), content)
+    write_whole(path, _encode(state))
+    for old in _steps(folder)[:-KEEP]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def read_checkpoint(
+    folder: Path, say: Callable[[str], None] | None = None
+) -> tuple[bytes, bytes] | None:
+    """The newest good checkpoint as (JSON, safetensors) bytes, None if there is none at all.
+
+    A damaged one is passed over, and ``say`` is told; if all are damaged, that is an error.
+    """
+    problems = []
+    for path in reversed(_steps(folder)):
+        try:
+            pair = path.read_bytes(), path.with_suffix(".safetensors").read_bytes()
+            parse_checkpoint(*pair)
+        except (RunError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            problems.append(f"{path}: {reason}")
+            continue
+        if say:
+            for problem in problems:
+                say(f"damaged checkpoint passed over: {problem}; going on from step {path.stem}")
+        return pair
+    if problems:
+        raise RunError(
+            f"{folder}: no checkpoint is whole ({'; '.join(problems)}). "
+            "Restore one, or train anew with another --out."
+        )
+    return None
+
+
+def parse_checkpoint(text: bytes, content: bytes) -> Checkpoint:
+    """The checkpoint in these bytes; anything that is not exactly what was written is refused."""
+    state = _decode(text)
+    if hashlib.sha256(content).hexdigest() != state.pop("tensors_sha256", None):
+        raise RunError("its tensors are not the ones that were written")
+    try:
+        return Checkpoint(load(content), state)
+    except (SafetensorError, ValueError) as error:
+        raise RunError(f"its tensors cannot be read ({error})") from None
+
+
+def _encode(state: Mapping[str, Any]) -> bytes:
+    body = json.dumps(state, sort_keys=True)
+    whole = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "state": state}
+    return (json.dumps(whole, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _decode(text: bytes) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(text)["state"]
+        written = _encode(state) == text
+    except (ValueError, KeyError, TypeError, RecursionError):
+        written = False
+    if not written:
+        raise RunError("its state is not the one that was written")
+    return state
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The JSON files of the checkpoints, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if re.fullmatch(r"\d{9,}\.json", path.name))

@@ -1,0 +1,226 @@
+"""A run on the disk: its folder, what lies in it, and the network it holds."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from xncaps.data import Preprocess
+from xncaps.errors import InputError, RunError, message
+from xncaps.models import create_model
+from xncaps.networks import Classifier
+from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint
+from xncaps.training.config import Config
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The names of what lies in a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def pictures(self) -> Path:
+        return self.path / "pictures"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run knows of its data.
+
+    Args:
+        name: of the data set.
+        classes: their names.
+        shape: channels, height and width of an image.
+        pairs: whether an image shows two classes.
+        mean, std: of each channel over the training images.
+        ground: what grey images are drawn on: dark, light or mixed.
+        counts: images to learn from, for validation, and to test on.
+        fingerprint: of the training images.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    pairs: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    ground: str
+    counts: tuple[int, int, int]
+    fingerprint: str
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
+        """Of plain values, as JSON has them."""
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
+
+    def preprocess(self, config: Config) -> Preprocess:
+        """What makes network input of this data's images."""
+        side = self.image_size(config)
+        same = self.shape[1:] == (side, side)
+        return Preprocess(self.mean, self.std, None if same else side)
+
+    def image_size(self, config: Config) -> int:
+        """The side of the images a network is built for."""
+        return config.image_size or max(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained network and all that is needed to use it."""
+
+    folder: Folder
+    config: Config
+    facts: Facts
+    network: Classifier
+    step: int | None
+    """The step of the checkpoint, if the run has not ended."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.facts.preprocess(self.config)
+
+
+def build_network(config: Config, facts: Facts) -> Classifier:
+    """The network of a run, with new weights."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*attach='append'")  # the command line says so
+        return create_model(
+            config.model,
+            config.head,
+            len(facts.classes),
+            facts.shape[0],
+            facts.image_size(config),
+            config.attach,
+            **config.options,
+        )
+
+
+def read_config(folder: Folder) -> Config:
+    """The configuration a run was started with."""
+    if not folder.path.exists():
+        raise InputError(message("run", "RUN", "be the folder of a run", repr(str(folder.path))))
+    if not folder.config.is_file():
+        got = f"{str(folder.path)!r}, which has no {folder.config.name}"
+        raise InputError(message("run", "RUN", "be the folder of a run", got))
+    try:
+        return Config.from_dict(_read_json(folder.config))
+    except InputError as error:
+        raise RunError(f"{folder.config}: {error}") from None
+
+
+def read_facts(folder: Folder) -> Facts:
+    """What a run noted of its data."""
+    try:
+        return Facts.from_dict(_read_json(folder.data))
+    except TypeError as error:
+        raise RunError(f"{folder.data}: not what a run writes ({error}).") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: not JSON ({error}).") from None
+    if not isinstance(values, dict):
+        raise RunError(f"{path}: must hold a JSON object; got {type(values).__name__}.")
+    return values
+
+
+def load_run(path: str | os.PathLike[str], say: Callable[[str], None] | None = None) -> Run:
+    """The network of a run, in evaluation mode: its final one, or the newest checkpoint's.
+
+    Args:
+        path: the run's folder.
+        say: told if the run has not ended.
+    """
+    folder = Folder(Path(path))
+    config = read_config(folder)
+    facts = read_facts(folder)
+    network = build_network(config, facts)
+    step = None
+    if folder.weights.is_file():
+        source, tensors = folder.weights, _read_weights(folder.weights)
+    else:
+        pair = read_checkpoint(folder.checkpoints, say)
+        if pair is None:
+            raise RunError(f"{folder.path}: has no weights yet. Train it first.")
+        checkpoint = parse_checkpoint(*pair)
+        step = int(checkpoint.state["step"])
+        prefix = "average." if config.ema else "objective.network."
+        source = folder.checkpoints
+        tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in checkpoint.tensors.items()
+            if name.startswith(prefix)
+        }
+        if say:
+            say(f"this run has not ended; its network after step {step} is used")
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())
+        raise RunError(f"{source}: weights of another network ({detail[:200]}).") from None
+    return Run(folder, config, facts, network.eval(), step)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_tensors(path.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read as safetensors ({error}).") from None
+
+
+def load(path: str | os.PathLike[str]) -> Classifier:
+    """The trained network of a run's folder, in evaluation mode.
+
+    Args:
+        path: the folder that ``xncaps train --out`` wrote.
+    """
+    return load_run(path).network
