@@ -1,27 +1,31 @@
 """The ``xncaps`` command: its sub-commands, and one clear line for whatever goes wrong."""
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from xncaps import __version__
+from xncaps.cli.evaluate import evaluate
 from xncaps.cli.paper import paper
+from xncaps.cli.predict import predict
 from xncaps.cli.summary import summary
-from xncaps.errors import InputError
+from xncaps.cli.train import train
+from xncaps.errors import InputError, RunError
 
 app = typer.Typer(
     name="xncaps",
     help=(
-        "Capsule heads with XNOR arithmetic for CNNs: the paper's layers, counts and tables.\n\n"
-        "Example: xncaps paper --table params"
+        "Capsule heads with XNOR arithmetic for CNNs: train them, use them, count them.\n\n"
+        "Example: xncaps train --recipe quick --out runs/first"
     ),
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(paper)
-app.command()(summary)
+for command in (train, evaluate, predict, summary, paper):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -42,6 +46,8 @@ def main(args: list[str] | None = None) -> int:
         return app(args, prog_name="xncaps", standalone_mode=False) or 0
     except InputError as error:
         return _say(str(error), 2)
+    except RunError as error:
+        return _say(str(error), 1)
     except typer.TyperException as error:
         line = error.format_message()
         stop = "" if line.endswith((".", "?", "!")) else "."
@@ -55,7 +61,9 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _say(line: str, status: int) -> int:
-    typer.echo(f"xncaps: {' '.join(line.split())}", err=True)
+    rank = os.environ.get("RANK", "0")
+    process = f" process {rank}:" if rank != "0" else ""
+    typer.echo(f"xncaps:{process} {' '.join(line.split())}", err=True)
     return status
 
 

@@ -1,1 +1,11 @@
-"""Training: configuration, the loop, checkpoints, evaluation, reports."""
+"""Training: configuration, the loop, checkpoints, evaluation, reports.
+
+``xncaps.training.loop.train`` is the loop; it needs the ``train`` extra. What is needed to use a
+trained network (``load_run``) works without.
+"""
+
+from xncaps.training.config import Config
+from xncaps.training.recipes import RECIPES, recipe
+from xncaps.training.run import Run, load, load_run
+
+__all__ = ["RECIPES", "Config", "Run", "load", "load_run", "recipe"]

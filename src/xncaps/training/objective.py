@@ -1,6 +1,6 @@
 """A network with its loss: what is trained, and what is judged."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ probability of 0.23 at most."""
 class Objective(nn.Module):
     """A network and its loss.
 
-    ``margin`` takes lengths as they are and logits through a sigmoid. ``cross_entropy`` takes logits
-    as they are and lengths times a learned factor; an image of two classes has half of each as its
-    target.
+    ``margin`` takes lengths as they are and logits through a sigmoid. ``cross_entropy`` takes
+    logits as they are and lengths times a learned factor; an image of two classes has half of each
+    as its target.
 
     Args:
         network: gives scores of images.
@@ -66,7 +66,7 @@ def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> Optimi
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    make = {
+    make: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: Adam(groups, lr=config.lr),
         "adamw": lambda: AdamW(groups, lr=config.lr),
         "sgd": lambda: SGD(
@@ -87,8 +87,9 @@ class Average:
         decay: how much of the old average stays.
     """
 
-    def __init__(self, network: nn.Module, copy: nn.Module, decay: float) -> None:
-        self.network = copy.requires_grad_(False).eval()
+    def __init__(self, network: Classifier, copy: Classifier, decay: float) -> None:
+        self.network = copy
+        copy.requires_grad_(False).eval()
         self.decay = decay
         self.copy_from(network)
 

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from xncaps.data import Preprocess
+from xncaps.data import Preprocess, Splits
 from xncaps.errors import InputError, RunError, message
+from xncaps.images import ground_of
 from xncaps.models import create_model
 from xncaps.networks import Classifier
 from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint
@@ -95,8 +96,15 @@ class Facts:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
         """Of plain values, as JSON has them."""
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
         return cls(**plain)
+
+    def to_json(self) -> str:
+        """As indented JSON."""
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     def preprocess(self, config: Config) -> Preprocess:
         """What makes network input of this data's images."""
@@ -125,6 +133,23 @@ class Run:
         return self.facts.preprocess(self.config)
 
 
+def facts_of(data: Splits) -> Facts:
+    """What a run notes of its data."""
+    mean, std = data.train.moments()
+    gray = data.train.shape[0] == 1
+    return Facts(
+        name=data.name,
+        classes=data.train.classes,
+        shape=data.train.shape,
+        pairs=data.train.pairs,
+        mean=mean,
+        std=std,
+        ground=ground_of(data.train.images[:1000]) if gray else "mixed",
+        counts=(len(data.train), len(data.validation), len(data.test)),
+        fingerprint=data.train.fingerprint(),
+    )
+
+
 def build_network(config: Config, facts: Facts) -> Classifier:
     """The network of a run, with new weights."""
     with warnings.catch_warnings():
@@ -148,7 +173,7 @@ def read_config(folder: Folder) -> Config:
         got = f"{str(folder.path)!r}, which has no {folder.config.name}"
         raise InputError(message("run", "RUN", "be the folder of a run", got))
     try:
-        return Config.from_dict(_read_json(folder.config))
+        return Config.from_dict(read_json(folder.config))
     except InputError as error:
         raise RunError(f"{folder.config}: {error}") from None
 
@@ -156,12 +181,13 @@ def read_config(folder: Folder) -> Config:
 def read_facts(folder: Folder) -> Facts:
     """What a run noted of its data."""
     try:
-        return Facts.from_dict(_read_json(folder.data))
+        return Facts.from_dict(read_json(folder.data))
     except TypeError as error:
         raise RunError(f"{folder.data}: not what a run writes ({error}).") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
         values = json.loads(path.read_bytes())
     except OSError as error:

@@ -1,0 +1,110 @@
+"""The end of a run: its weights, its figures and its report."""
+
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from xncaps.data import Dataset
+from xncaps.errors import RunError
+from xncaps.training.checkpoint import write_whole
+from xncaps.training.config import Config
+from xncaps.training.display import Display
+from xncaps.training.evaluation import evaluate_scores, main_metric
+from xncaps.training.report import write_report
+from xncaps.training.run import Facts, Folder, Run
+from xncaps.training.state import State
+
+try:
+    import resource
+except ImportError:  # pragma: no cover
+    resource = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to: its folder, and what ``result.json`` says."""
+
+    folder: Folder
+    values: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """On the test images: top-1, or both classes of a pair right."""
+        test = self.values["test"]
+        return float(test[main_metric("exact_pair" in test)])
+
+
+def finish(
+    folder: Folder,
+    config: Config,
+    facts: Facts,
+    state: State,
+    test: Dataset,
+    scores: Tensor,
+    rows: list[dict[str, Any]],
+    surroundings: dict[str, Any],
+    display: Display,
+) -> Result:
+    """Write weights, report and result; the result comes last and says that the run has ended."""
+    network = state.network.cpu()
+    weights = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    write_whole(folder.weights, save(weights))
+    with torch.no_grad():
+        loss = state.objective.cpu().of_scores(scores, test.labels).item()
+    evaluation = evaluate_scores(scores, test.labels, test.classes, loss)
+    last = rows[-1] if rows else {}
+    values = {
+        "test": evaluation.to_dict(),
+        "validation_accuracy": last.get("validation_accuracy"),
+        "params": sum(p.numel() for p in network.parameters()),
+        "epochs": config.epochs,
+        "steps": state.step,
+        "seconds": state.seconds,
+        "images_per_second": last.get("images_per_second"),
+        "peak_memory_bytes": peak_memory(),
+        **surroundings,
+        "cpu": cpu_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    display.say("writing the report")
+    run = Run(folder, config, facts, network.eval(), None)
+    write_report(run, rows, evaluation, test, scores, values)
+    write_whole(folder.result, (json.dumps(values, indent=2) + "\n").encode())
+    return Result(folder, values)
+
+
+def read_result(folder: Folder) -> Result | None:
+    """The result of a run that has ended, if it has."""
+    if not folder.result.is_file():
+        return None
+    try:
+        return Result(folder, json.loads(folder.result.read_bytes()))
+    except ValueError as error:
+        raise RunError(f"{folder.result}: not JSON ({error}).") from None
+
+
+def peak_memory() -> int:
+    """The most memory this process has held, in bytes."""
+    if resource is None:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
