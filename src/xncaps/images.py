@@ -84,18 +84,17 @@ def fit(pixels: Pixels, size: int) -> Tensor:
     An image that is not square gets bands in the mean colour of its border.
     """
     height, width, channels = pixels.shape
-    if (height, width) != (size, size):
-        side = max(height, width)
-        if height != width:
-            colour = np.rint(border(pixels).mean(axis=0)).astype(np.uint8)
-            square = np.empty((side, side, channels), np.uint8)
-            square[:] = colour
-            top, left = (side - height) // 2, (side - width) // 2
-            square[top : top + height, left : left + width] = pixels
-            pixels = square
+    side = max(height, width)
+    inner = [max(round(length * size / side), 1) for length in (height, width)]
+    colour = np.rint(border(pixels).mean(axis=0)).astype(np.uint8)
+    if inner != [height, width]:
         image = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels)
-        pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
-    return torch.from_numpy(pixels.reshape(size, size, channels).copy()).permute(2, 0, 1)
+        pixels = np.asarray(image.resize((inner[1], inner[0]), Image.Resampling.BILINEAR))
+    square = np.empty((size, size, channels), np.uint8)
+    square[:] = colour
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    square[top : top + inner[0], left : left + inner[1]] = pixels.reshape(*inner, channels)
+    return torch.from_numpy(square).permute(2, 0, 1)
 
 
 def border(pixels: Pixels) -> Pixels:

@@ -53,7 +53,9 @@ class Preprocess:
         if self.size is None or pixels.shape[2:] == (self.size, self.size):
             return pixels
         sides = (self.size, self.size)
-        return F.interpolate(pixels, sides, mode="bilinear", antialias=self.size < pixels.shape[2])
+        return F.interpolate(
+            pixels, sides, mode="bilinear", antialias=self.size < max(pixels.shape[2:])
+        )
 
 
 class Batches:

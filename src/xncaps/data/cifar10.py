@@ -1,5 +1,6 @@
 """CIFAR-10, from its binary version: no pickle is ever opened."""
 
+import gzip
 import os
 import tarfile
 import zlib
@@ -66,7 +67,10 @@ def _read(names: list[str], folders: list[Path], progress: Progress | None) -> l
         if path is None:
             places = [f"cifar10/{ARCHIVE.name}", ARCHIVE.name]
             return _unpack(find_or_fetch(ARCHIVE, folders, places, progress), names)
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from None
         check_content(path, f"CIFAR-10 {name}", content, SHA256[name])
         contents.append(content)
     return contents
@@ -76,18 +80,21 @@ def _unpack(path: Path, names: list[str]) -> list[bytes]:
     """Files of the archive, read into memory in one pass: nothing is unpacked onto the disk."""
     contents = {}
     try:
-        with tarfile.open(path, "r|gz") as archive:
+        with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix(f"{FOLDER}/")
                 file = archive.extractfile(member) if name in names else None
                 if file is not None:
                     contents[name] = file.read(10_000 * RECORD + 1)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        reason = str(error) or type(error).__name__
-        hint = "Replace the file or move it away."
-        raise RunError(f"{path}: cannot be read: {reason}. {hint}") from None
+        raise _unreadable(path, error) from None
     for name in names:
         if name not in contents:
             raise RunError(f"{path}: not the published archive: {FOLDER}/{name} is not in it.")
         check_content(path, f"CIFAR-10 {name}", contents[name], SHA256[name])
     return [contents[name] for name in names]
+
+
+def _unreadable(path: Path, error: Exception) -> RunError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return RunError(f"{path}: cannot be read: {reason}. Replace the file or move it away.")

@@ -1,6 +1,7 @@
 """What a data set is: uint8 images and labels in memory."""
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,10 +106,17 @@ def hold_out(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     sizes = labels.bincount()
     exact = sizes.double() * count / max(len(labels), 1)
-    shares = exact.floor().long()
-    # Largest remainders first; a stable sort gives ties to the lower class.
-    order = (shares - exact).argsort(stable=True)
-    shares[order[: count - int(shares.sum())]] += 1
+    # A class that can gives one and keeps one, if the count allows it.
+    low, high = (sizes > 1).long(), (sizes - 1).clamp(min=0)
+    if not int(low.sum()) <= count <= int(high.sum()):
+        low, high = torch.zeros_like(sizes), sizes
+    shares = exact.floor().long().clamp(low, high)
+    while missing := count - int(shares.sum()):
+        step = 1 if missing > 0 else -1
+        room = shares < high if step > 0 else shares > low
+        # Largest remainders first; a stable sort gives ties to the lower class.
+        need = torch.where(room, (exact - shares) * step, -math.inf)
+        shares[need.argsort(descending=True, stable=True)[0]] += step
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for number, share in enumerate(shares.tolist()):
         members = (labels == number).nonzero().squeeze(1)

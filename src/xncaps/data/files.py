@@ -43,7 +43,7 @@ def search_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     folders = []
     if data_dir is not None:
         folder = Path(data_dir)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise InputError(message("data", "data_dir", "be a folder", repr(str(folder))))
         folders.append(folder)
     if os.environ.get("XNCAPS_DATA"):
@@ -56,7 +56,7 @@ def find(folders: Iterable[Path], places: Sequence[str]) -> Path | None:
     for folder in folders:
         for place in places:
             path = folder / place
-            if path.is_file():
+            if os.path.isfile(path):
                 return path
     return None
 
@@ -96,7 +96,12 @@ def fetch(
             try:
                 _download(url, part, archive.name, progress)
             except (OSError, HTTPException, ValueError) as error:
-                if isinstance(error, OSError) and error.filename is not None:
+                # An HTTPError has a file name too: its address.
+                if (
+                    isinstance(error, OSError)
+                    and not isinstance(error, urllib.error.URLError)
+                    and (error.filename is not None)
+                ):
                     raise  # the disk, not the network
                 problems.append(f"{url.split('/')[2]}: {_reason(error)}")
                 continue
@@ -104,7 +109,7 @@ def fetch(
             if got == archive.md5:
                 part.replace(path)
                 return path
-            corrupt = path.with_name(path.name + ".corrupt")
+            corrupt = _unused(path.with_name(path.name + ".corrupt"))
             part.replace(corrupt)
             host = url.split("/")[2]
             problems.append(f"{host}: md5 {got}, expected {archive.md5}, kept as {corrupt}")
@@ -151,6 +156,15 @@ def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", None) or error
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     return " ".join(str(text).split())
+
+
+def _unused(path: Path) -> Path:
+    """The path, or the next with a number that nothing has yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
 
 
 def _md5(path: Path) -> str:

@@ -1,5 +1,7 @@
 """A folder of image files, with a sub-folder for each class."""
 
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import torch
 from PIL import Image
 
 from xncaps.data.dataset import Dataset, hold_out
-from xncaps.errors import InputError, RunError, message
+from xncaps.errors import InputError, RunError, check_size, message
 from xncaps.images import SUFFIXES, fit, is_gray, read_image, to_pixels
 
 COMMON_SIDE, USUAL_SIDE = 128, 64
@@ -38,8 +40,10 @@ def load_folder(
         say: told what is left out.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError(message("folder", "PATH", "be a folder", repr(str(folder))))
+    if image_size is not None:
+        check_size("load_folder", "image_size", image_size)
     parts = [folder / "train", folder / "test"]
     if not parts[0].is_dir():
         parts = [folder]
@@ -68,10 +72,12 @@ def load_folder(
     gray, side = _survey(known)
     channels = 1 if gray else 3
     loaded = [_load(part, classes, channels, image_size or side, unreadable) for part in paths]
-    if len(loaded) == 2:
-        return loaded[0], loaded[1]
     whole = loaded[0]
     counts = whole.labels.bincount(minlength=len(classes))
+    if len(loaded) == 2:
+        if counts.min() < 1:
+            raise RunError(f"{parts[0] / classes[int(counts.argmin())]}: holds no readable image.")
+        return loaded[0], loaded[1]
     if counts.min() < 2:
         name = classes[int(counts.argmin())]
         raise RunError(
@@ -101,7 +107,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
     )
 
 
@@ -110,9 +118,11 @@ def _survey(paths: list[Path]) -> tuple[bool, int]:
     gray, sizes = True, set()
     for path in paths:
         try:
-            with Image.open(path) as image:
-                gray &= is_gray(image)
-                sizes.add(image.size)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(path) as image:
+                    gray &= is_gray(image)
+                    sizes.add(image.size)
         except Exception:  # named when it is decoded
             continue
     if len(sizes) == 1:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xncaps.data.dataset import Dataset, hold_out
 from xncaps.data.files import Archive, Progress, check_content, find_or_fetch, search_folders
-from xncaps.errors import InputError, RunError, check_choice, message
+from xncaps.errors import MOST, InputError, RunError, check_choice, message
 
 SPLITS = ("train", "test")
 HEADER = 4
@@ -136,6 +136,8 @@ def _parse(path: Path, file: IO[bytes] | gzip.GzipFile) -> Tensor:
         )
     if file.read(1):
         raise RunError(f"{path}: longer than the {count:,} values of shape {shape} it promises.")
+    if not count and math.prod(max(size, 1) for size in shape) > MOST:
+        raise RunError(f"{path}: not an IDX file: it promises no values, in shape {shape}.")
     content = bytearray(b"".join(chunks))  # writable, as tensors are
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape))
 
@@ -153,7 +155,7 @@ def load_idx(folder: str | Path, test_share: float = 0.2, seed: int = 0) -> tupl
         seed: of that split.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise InputError(message("idx", "PATH", "be a folder", repr(str(folder))))
     train = _idx_pair(folder, ["train"])
     if train is None:
@@ -166,7 +168,12 @@ def load_idx(folder: str | Path, test_share: float = 0.2, seed: int = 0) -> tupl
     classes = tuple(str(value) for value in values.tolist())
     if test is None:
         whole = Dataset(train[0], torch.searchsorted(values, train[1]), classes)
-        rest, held = hold_out(whole.labels, round(len(whole) * test_share), seed)
+        counts = whole.labels.bincount()
+        if counts.min() < 2:
+            rare = classes[int(counts.argmin())]
+            raise RunError(f"{folder}: label {rare} has 1 image; without test files it needs 2.")
+        count = max(round(len(whole) * test_share), len(classes))
+        rest, held = hold_out(whole.labels, min(count, len(whole) - len(classes)), seed)
         return whole.take(rest), whole.take(held)
     strange = test[1][~torch.isin(test[1], values)]
     if len(strange):
@@ -199,7 +206,7 @@ def _idx_pair(folder: Path, prefixes: list[str]) -> tuple[Tensor, Tensor] | None
             names = ", ".join(path.name for path in found)
             raise RunError(f"{folder}: must hold one {prefixes[0]} {kind} file; got {names}.")
     images, labels = read_idx(paths[0][0]), read_idx(paths[1][0])
-    if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels) or len(images) == 0:
+    if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels) or not images.numel():
         raise RunError(
             f"{folder}: images must have shape (n, height, width) and labels (n,) with n above 0; "
             f"got {tuple(images.shape)} in {paths[0][0].name} and {tuple(labels.shape)} in "

@@ -103,7 +103,10 @@ def _divide(train: Dataset, test: Dataset, request: Request) -> Parts:
     if request.train_count is not None:
         _, kept = hold_out(train.labels, _most(request.train_count, train), seed=1)
         train = train.take(kept)
-    rest, held = hold_out(train.labels, _held(len(train), request), seed=0)
+    count = _held(len(train), request)
+    if request.validation is None:  # every class keeps an image to learn from
+        count = min(count, int((train.labels.bincount() - 1).clamp(min=0).sum()))
+    rest, held = hold_out(train.labels, count, seed=0)
     return train.take(rest), train.take(held), test
 
 

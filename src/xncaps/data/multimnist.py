@@ -55,7 +55,12 @@ def load_multimnist(
     if authors:
         both = [load_mnist(part, data_dir, progress) for part in ("train", "test")]
         pairs = compose_authors(both[0], both[1], seed)[split == "test"]
-        return pairs if count is None else pairs.take(torch.arange(count))
+        if count is None:
+            return pairs
+        if check_size("load_multimnist", "count", count) > len(pairs):
+            requirement = f"be at most the {len(pairs):,} images of the authors' {split} set"
+            raise InputError(message("load_multimnist", "count", requirement, count))
+        return pairs.take(torch.arange(count))
     pairs = compose(load_mnist(split, data_dir, progress), count, seed)
     if count is None and seed == 0:
         check_digest(pairs, SHA256[split])

@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, and never believed unchecked.
 
-A checkpoint is two files: ``<step>.safetensors`` with all tensors, and ``<step>.json`` with the rest
-and the digests of both. The JSON file is written last: a checkpoint without it does not exist.
+A checkpoint is two files: ``<step>.safetensors`` with all tensors, and ``<step>.json`` with the
+rest and the digests of both. The JSON file is written last: without it there is no checkpoint.
 """
 
 import hashlib

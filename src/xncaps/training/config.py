@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -23,6 +23,15 @@ LOSSES = ("margin", "cross_entropy")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("triangular2", "onecycle", "constant")
 PRECISIONS = ("32", "bf16")
+NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "lr": ("above 0", lambda value: value > 0),
+    "min_lr": ("of at least 0", lambda value: value >= 0),
+    "warmup": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "weight_decay": ("of at least 0", lambda value: value >= 0),
+    "momentum": ("from 0 to below 1", lambda value: 0 <= value < 1),
+    "clip": ("above 0", lambda value: value > 0),
+    "ema": ("from 0 to below 1", lambda value: 0 <= value < 1),
+}
 
 
 @dataclass(frozen=True)
@@ -109,14 +118,14 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 got = brief(getattr(self, name))
                 raise InputTypeError(message(where, name, "be true or false", got))
-        self._check_number("lr", above=0)
-        self._check_number("min_lr", least=0)
-        self._check_number("warmup", least=0, most=1)
-        self._check_number("weight_decay", least=0)
-        self._check_number("momentum", least=0, below=1)
-        self._check_number("ema", least=0, below=1)
-        if self.clip is not None:
-            self._check_number("clip", above=0)
+        for name, (requirement, holds) in NUMBERS.items():
+            value = getattr(self, name)
+            if name == "clip" and value is None:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or not holds(value):
+                got = brief(value)
+                raise InputError(message(where, name, f"be a number {requirement}", got))
         if self.min_lr > self.lr:
             raise InputError(message(where, "min_lr", f"be at most lr, {self.lr}", self.min_lr))
         if not isinstance(self.options, Mapping):
@@ -128,28 +137,6 @@ class Config:
         if not isinstance(self.augment, Augment):
             got = brief(self.augment)
             raise InputTypeError(message(where, "augment", "be an Augment or a mapping", got))
-
-    def _check_number(
-        self,
-        name: str,
-        *,
-        above: float | None = None,
-        least: float | None = None,
-        below: float | None = None,
-        most: float | None = None,
-    ) -> None:
-        value = getattr(self, name)
-        bounds = [
-            (above, "above", lambda bound: value > bound),
-            (least, "of at least", lambda bound: value >= bound),
-            (below, "below", lambda bound: value < bound),
-            (most, "of at most", lambda bound: value <= bound),
-        ]
-        asked = [(word, bound, holds) for bound, word, holds in bounds if bound is not None]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not all(h(bound) for _, bound, h in asked):
-            words = " and ".join(f"{word} {bound:g}" for word, bound, _ in asked)
-            raise InputError(message("Config", name, f"be a number {words}", brief(value)))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for JSON."""

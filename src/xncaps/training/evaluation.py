@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xncaps.data import Dataset, Preprocess
+from xncaps.data import Preprocess
 from xncaps.metrics import METRICS
 
 BATCH = 256

@@ -3,6 +3,7 @@
 Nothing is pickled: what travels between processes is tensors of numbers and of bytes.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ except ImportError:  # pragma: no cover
 
 def start_fabric(precision: str) -> Fabric:
     """Join the processes that torchrun started, or be the only one."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     fabric = Fabric(

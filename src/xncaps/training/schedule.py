@@ -20,7 +20,7 @@ def triangular2(step: int, low: float, high: float, step_size: int) -> float:
     """
     cycle = math.floor(1 + step / (2 * step_size))
     x = abs(step / step_size - 2 * cycle + 1)
-    return low + (high - low) * max(0.0, 1 - x) / 2 ** (cycle - 1)
+    return low + (high - low) * max(0.0, 1 - x) / 2.0 ** (cycle - 1)
 
 
 def onecycle(step: int, high: float, steps: int, warmup: float) -> float:

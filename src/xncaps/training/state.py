@@ -1,5 +1,6 @@
 """What a run carries from step to step, and how it is put away and taken up again."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -30,8 +31,9 @@ class State:
         if config.channels_last:
             for module in self.objective.modules():
                 if isinstance(module, nn.Conv2d):
-                    weight = module.weight.data
-                    module.weight.data = weight.contiguous(memory_format=torch.channels_last)
+                    # Also where one channel makes both formats the same: gradients come in it.
+                    shape = torch.empty_like(module.weight, memory_format=torch.channels_last)
+                    module.weight.data = shape.copy_(module.weight).detach()
         self.average = None
         if config.ema:
             copy = build_network(config, facts).to(fabric.device)
@@ -56,6 +58,15 @@ class State:
     def buffers(self) -> list[Tensor]:
         """Statistics that each process gathers by itself."""
         return [*self.objective.buffers(), *self.network.buffers()]
+
+    def digest(self) -> str:
+        """SHA-256 over the weights and statistics of the network that is kept."""
+        digest = hashlib.sha256()
+        for tensor in self.network.state_dict().values():
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
+        return digest.hexdigest()
 
     def checkpoint(self, more: dict[str, Any]) -> Checkpoint:
         """All that the next step depends on, and ``more`` to be checked when the run goes on."""

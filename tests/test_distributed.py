@@ -1,0 +1,107 @@
+"""The same command under torchrun: real processes on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runs import command, rows, small
+
+# Without BatchNorm, two processes take the steps of one.
+CAPSNET = small(
+    model="capsnet",
+    head="xnidr",
+    options={"caps_in": 8, "dim_in": 4},
+    train_count=120,
+    image_size=20,
+    epochs=2,
+    batch_size=25,
+)
+
+
+def torchrun(args: list[str], processes: int = 2, restarts: int = 0) -> list[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    return [*launch, "--monitor-interval=0.1", "-m", "xncaps", *args]
+
+
+def run(args: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        args, capture_output=True, text=True, check=False, env=environment, timeout=300, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = run([sys.executable, "-m", "xncaps", *command(CAPSNET, "--out", folder)])
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_take_the_same_steps_as_one(alone: Path, tmp_path: Path, processes: int) -> None:
+    """25 images over 2 or 3 processes: their parts are not even of one size."""
+    folder = tmp_path / "run"
+    done = run(torchrun(command(CAPSNET, "--out", folder), processes))
+    assert done.returncode == 0, done.stderr
+    one, many = (load_file(f / "model.safetensors") for f in (alone, folder))
+    assert one.keys() == many.keys()
+    for name in one:
+        torch.testing.assert_close(many[name], one[name], rtol=1e-3, atol=2e-5)
+    for row, reference in zip(rows(folder), rows(alone), strict=True):
+        assert row["accuracy"] == pytest.approx(reference["accuracy"], abs=1e-9)
+        assert row["loss"] == pytest.approx(reference["loss"], rel=1e-4)
+    results = [json.loads((f / "result.json").read_bytes()) for f in (alone, folder)]
+    assert results[0]["test"]["confusion"] == results[1]["test"]["confusion"]
+    assert results[1]["processes"] == processes
+    # One writer: the display, the report and the result come once.
+    assert done.stdout.count("report: ") == 1
+
+
+def children(parent: int) -> list[int]:
+    text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_started_again(tmp_path: Path, victim: int) -> None:
+    """With BatchNorm and an average: what goes on is what would have been."""
+    config = small(ema=0.9, train_count=800, epochs=6)
+    reference, folder = tmp_path / "reference", tmp_path / "run"
+    assert run(torchrun(command(config, "--out", reference))).returncode == 0
+    args = torchrun(command(config, "--out", folder, "--save-seconds", 0), restarts=2)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(args, env=environment, stdout=log, stderr=log)
+        while not list(folder.glob("checkpoints/00000002*.json")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        workers = sorted(children(process.pid))
+        assert len(workers) == 2
+        os.kill(workers[victim], signal.SIGKILL)
+        assert process.wait(timeout=300) == 0
+    said = (tmp_path / "log").read_text()
+    assert "going on after step " in said
+    assert (folder / "model.safetensors").read_bytes() == (
+        reference / "model.safetensors"
+    ).read_bytes()
+    assert rows(folder) == rows(reference)
+
+
+def test_an_existing_folder_is_refused_by_all(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").touch()
+    done = run(torchrun(command(small(), "--out", tmp_path / "run")))
+    assert done.returncode != 0
+    line = f"xncaps: train: out must be a new folder; got '{tmp_path / 'run'}', which exists."
+    assert line in done.stderr
