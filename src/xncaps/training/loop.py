@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, distributed
+from torch import Tensor
 
 from xncaps import __version__
 from xncaps.data import Batches, Dataset, Splits, load_data
@@ -37,7 +37,9 @@ from xncaps.training.processes import (
     add_up,
     add_up_tensor,
     check_same,
+    lost_processes,
     only_writer,
+    restarted,
     share_bytes,
     share_tensors,
     start_fabric,
@@ -75,10 +77,11 @@ def train(
         Where the run lies, and how the network did on the test images.
     """
     folder = Folder(Path(out))
-    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     fabric = start_fabric(config.precision)
+    resume = resume or restarted(fabric)
     display = display if display is not None and fabric.is_global_zero else Display()
     with ExitStack() as stack:
+        stack.enter_context(lost_processes(fabric))
         stack.callback(display.end)
         stops = stack.enter_context(StopRequests())
         if fabric.is_global_zero:
@@ -108,12 +111,8 @@ def train(
         if fabric.is_global_zero:
             write_whole(folder.data, facts.to_json().encode())
             loop.log = stack.enter_context(Log(folder, loop.state.step))
-        try:
-            loop.run(stops, save_seconds)
-            return loop.finish()
-        except distributed.DistError as error:
-            detail = " ".join(str(error).split())[:200]
-            raise RunError(f"train: another process was lost ({detail}).") from None
+        loop.run(stops, save_seconds)
+        return loop.finish()
 
 
 def ready_folder(folder: Folder, config: Config, resume: bool) -> None:

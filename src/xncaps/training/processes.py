@@ -5,12 +5,16 @@ Nothing is pickled: what travels between processes is tensors of numbers and of 
 
 import logging
 import os
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from xncaps.errors import InputError, RunError, message
 
@@ -28,11 +32,16 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 
+AGREE_SECONDS = 300.0
+
+
 def start_fabric(precision: str) -> Fabric:
     """Join the processes that torchrun started, or be the only one."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its greetings
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    if world > 1:
+        _join(int(os.environ.get("RANK", "0")), world)
     fabric = Fabric(
         accelerator="auto",
         # A layer may have a weight that nothing reads, such as the scale of an agreement that one
@@ -47,6 +56,73 @@ def start_fabric(precision: str) -> Fabric:
         name = torch.cuda.get_device_name(fabric.device)
         raise InputError(message("train", "precision", f"be 32 on {name}", "bf16"))
     return fabric
+
+
+def _join(rank: int, world: int) -> None:
+    """Form the group of all processes, on keys that no earlier attempt has used.
+
+    torchrun keeps its store when it starts workers again, so the addresses of dead processes are
+    still in it, and a group formed over them would wait forever.
+    """
+    if distributed.is_initialized():
+        return
+    store = next(rendezvous("env://", rank, world))[0]
+    fresh = PrefixStore(f"xncaps/{_agree(store, rank, world)}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=fresh, rank=rank, world_size=world)
+
+
+def _agree(store: Store, rank: int, world: int) -> str:
+    """A word that the living processes share and dead ones never knew.
+
+    Each process asks with a random question; the first one answers every question with its word
+    until all have taken it. Questions that dead processes left behind are answered in vain.
+    """
+    deadline = time.monotonic() + AGREE_SECONDS
+    if rank > 0:
+        question = secrets.token_hex(8)
+        store.set(f"xncaps/question/{rank}", question)
+        while not store.check([f"xncaps/answer/{question}"]):
+            _wait(deadline)
+        word: str = store.get(f"xncaps/answer/{question}").decode()
+        store.set(f"xncaps/taken/{word}/{rank}", "")
+        return word
+    word = secrets.token_hex(8)
+    missing = set(range(1, world))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"xncaps/question/{other}"]):
+                question = store.get(f"xncaps/question/{other}").decode()
+                store.set(f"xncaps/answer/{question}", word)
+        missing = {other for other in missing if not store.check([f"xncaps/taken/{word}/{other}"])}
+        if missing:
+            _wait(deadline)
+    return word
+
+
+def _wait(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise RunError(f"train: not all processes came within {AGREE_SECONDS:.0f} seconds.")
+    time.sleep(0.02)
+
+
+def restarted(fabric: Fabric) -> bool:
+    """Whether torchrun has started any of the processes again."""
+    count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return add_up(fabric, [float(count)])[0] > 0
+
+
+@contextmanager
+def lost_processes(fabric: Fabric) -> Iterator[None]:
+    """Say in one line that another process was lost."""
+    try:
+        yield
+    except RuntimeError as error:
+        lost = isinstance(error, distributed.DistError) or "gloo" in str(error)
+        if fabric.world_size == 1 or isinstance(error, RunError) or not lost:
+            raise
+        detail = " ".join(str(error).split())
+        raise RunError(f"train: another process was lost ({detail[:160]}...).") from None
 
 
 def add_up(fabric: Fabric, values: Sequence[float]) -> list[float]:
