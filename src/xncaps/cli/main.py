@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from xncaps import __version__
+from xncaps.cli.bench import bench
 from xncaps.cli.evaluate import evaluate
 from xncaps.cli.paper import paper
 from xncaps.cli.predict import predict
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (train, evaluate, predict, summary, paper):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -6,6 +6,7 @@ holds a part of the batch does to it what one machine would have done.
 
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -76,13 +77,14 @@ class Augment:
             span = 2 * self.crop + 1
             drawn["crop"] = (uniform(2) * span).long() - self.crop
         if self.moves:
-            angle = (2 * uniform() - 1) * math.radians(self.rotate)
-            factor = 1 / (1 + (2 * uniform() - 1) * self.scale)
-            shift = (2 * uniform(2) - 1) * self.shift * 2 / torch.tensor(size[::-1])
+            height, width = size
+            turn, grow, across, down = uniform(4).mul_(2).sub_(1).unbind(1)
+            angle = turn * math.radians(self.rotate)
+            factor = 1 / (1 + grow * self.scale)
             cos, sin = factor * angle.cos(), factor * angle.sin()
-            aspect = size[0] / size[1]
-            rows = [torch.stack([cos, -sin * aspect], 1), torch.stack([sin / aspect, cos], 1)]
-            drawn["matrix"] = torch.cat([torch.stack(rows, 1), shift.unsqueeze(2)], dim=2)
+            matrix = [cos, sin * (-height / width), across * (2 * self.shift / width)]
+            matrix += [sin * (width / height), cos, down * (2 * self.shift / height)]
+            drawn["matrix"] = torch.stack(matrix, dim=1).view(count, 2, 3)
         if self.cutout:
             drawn["cutout"] = (uniform(2) * torch.tensor(size)).long()
         return drawn
@@ -114,18 +116,18 @@ class Augment:
 
 
 def _grid(matrix: Tensor, height: int, width: int) -> Tensor:
-    """What ``F.affine_grid(matrix, size, align_corners=False)`` gives, several times as fast."""
+    """What ``F.affine_grid(matrix, size, align_corners=False)`` gives, many times as fast."""
+    moved = matrix.reshape(-1, 3) @ _places(height, width)
+    return moved.view(len(matrix), 2, height, width).permute(0, 2, 3, 1)
+
+
+@lru_cache(maxsize=8)
+def _places(height: int, width: int) -> Tensor:
+    """The coordinates (x, y, 1) of all pixels, ``(3, height * width)``, from -1 to 1."""
     x = (2 * torch.arange(width) + 1) / width - 1
     y = (2 * torch.arange(height) + 1) / height - 1
-    grid = torch.empty(2, len(matrix), height, width)
-    for axis in range(2):
-        along, down, shift = matrix[:, axis].unbind(1)
-        torch.add(
-            (along[:, None] * x + shift[:, None])[:, None, :],
-            (down[:, None] * y)[:, :, None],
-            out=grid[axis],
-        )
-    return grid.permute(1, 2, 3, 0)
+    ones = torch.ones(height, width)
+    return torch.stack([x * ones, y[:, None] * ones, ones]).view(3, -1)
 
 
 def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor) -> Tensor:

@@ -43,10 +43,12 @@ class Preprocess:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Bytes, or floats from 0 to 255, to mean 0 and deviation 1."""
-        mean = torch.tensor(self.mean).mul(255).view(-1, 1, 1)
-        # A channel that never varies stays at 0.
-        factor = torch.tensor([1 / (255 * s) if s > 0 else 0.0 for s in self.std]).view(-1, 1, 1)
-        return (images.float() - mean).mul_(factor)
+        pixels = images.to(torch.float32, copy=True)
+        # Channel by channel with plain numbers is several times as fast as by broadcasting.
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            # A channel that never varies stays at 0.
+            pixels[:, channel].sub_(255 * mean).mul_(1 / (255 * std) if std > 0 else 0.0)
+        return pixels
 
     def resize(self, pixels: Tensor) -> Tensor:
         """Float images to the side the network takes."""
@@ -112,7 +114,7 @@ class Batches:
         size = self.data.shape[1:]
         drawn = self.augment.draw(self.batch_size, size, generator_for(self.seed, "augment", step))
         drawn = {name: values[self.part] for name, values in drawn.items()}
-        moved = self.augment(self.data.images[chosen], drawn)
+        moved = self.augment(self.data.images.index_select(0, chosen), drawn)
         pixels = self.augment.blank(self.preprocess.normalise(moved), drawn)
         return self.preprocess.resize(pixels), self.data.labels[chosen]
 

@@ -1,0 +1,1 @@
+"""Stopwatches: each compares named things in one interleaved run."""

@@ -1,0 +1,93 @@
+"""``xncaps bench``: stopwatches."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from xncaps.training import Config, recipe
+
+bench = typer.Typer(
+    help=(
+        "Measure how fast things are on this machine.\n\n"
+        "Example: xncaps bench input --recipe quick-cifar10"
+    ),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Recipe = Annotated[
+    str, typer.Option("--recipe", help="The run to measure, by the name of its recipe.")
+]
+Data = Annotated[str | None, typer.Option(help="Other data than the recipe's.")]
+Model = Annotated[str | None, typer.Option(help="Another network.")]
+Head = Annotated[str | None, typer.Option(help="Another head.")]
+Batch = Annotated[int | None, typer.Option(help="Images in a batch.")]
+DataDir = Annotated[Path | None, typer.Option(help="Look for data here first.")]
+Seconds = Annotated[float, typer.Option(help="How long to measure.", min=0.0)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@bench.command("input")
+def bench_input(
+    recipe_name: Recipe = "quick",
+    data: Data = None,
+    model: Model = None,
+    head: Head = None,
+    batch_size: Batch = None,
+    data_dir: DataDir = None,
+    seconds: Seconds = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Compare our input pipeline with a DataLoader and per-image transforms, on one thread.
+
+    Example: xncaps bench input --recipe quick-cifar10
+    """
+    from xncaps.bench.input import bench_input as measure
+
+    config = _config(recipe_name, data=data, model=model, head=head, batch_size=batch_size)
+    _print(measure(config, _load(config, data_dir), seconds), as_json)
+
+
+@bench.command("train")
+def bench_train(
+    recipe_name: Recipe = "quick",
+    data: Data = None,
+    model: Model = None,
+    head: Head = None,
+    batch_size: Batch = None,
+    data_dir: DataDir = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to use.", min=1, max=1024)] = None,
+    seconds: Seconds = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Measure images a second in training, and where the time goes.
+
+    Example: xncaps bench train --model mobilenetv2 --head xnodr
+    """
+    from xncaps.bench.train import bench_train as measure
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = _config(recipe_name, data=data, model=model, head=head, batch_size=batch_size)
+    _print(measure(config, _load(config, data_dir), seconds), as_json)
+
+
+def _config(name: str, **changes: Any) -> Config:
+    given = {key: value for key, value in changes.items() if value is not None}
+    values = recipe(name)
+    if "model" in given and given["model"] != values["model"]:
+        values.pop("options", None)  # they are another network's
+    return Config.from_dict({**values, **given})
+
+
+def _load(config: Config, data_dir: Path | None) -> Any:
+    from xncaps.data import load_data
+
+    return load_data(config.data, data_dir=data_dir, train_count=config.train_count)
+
+
+def _print(outcome: Any, as_json: bool) -> None:
+    typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
