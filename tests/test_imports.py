@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "bench": MODELS | {"data", "text", "training"},
     "cli": MODELS
     | {"bench", "counting", "data", "images", "paper", "text", "training", "__init__"},
-    "__init__": MODELS | {"counting", "errors"},
+    "__init__": MODELS | {"counting", "errors", "training"},
     "__main__": {"cli"},
 }
 

@@ -10,11 +10,12 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import xncaps
-from xncaps.data import Augment
+from xncaps.data import Augment, Preprocess
 from xncaps.errors import InputError
 from xncaps.training import RECIPES, Config, recipe
 from xncaps.training.config import differences
 from xncaps.training.evaluation import answers, evaluate_scores, scores_of
+from xncaps.training.loop import train
 from xncaps.training.monitors import coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.schedule import make_schedule, onecycle, triangular2
@@ -78,9 +79,7 @@ def test_recipes_are_configurations(name: str) -> None:
     Config.from_dict(recipe(name))
 
 
-@pytest.mark.parametrize(
-    ("data", "epochs"), [("mnist", 30), ("cifar10", 80), ("multimnist", 20)]
-)
+@pytest.mark.parametrize(("data", "epochs"), [("mnist", 30), ("cifar10", 80), ("multimnist", 20)])
 def test_the_paper_recipes_are_as_its_text(data: str, epochs: int) -> None:
     config = Config.from_dict(recipe(f"paper-{data}"))
     assert (config.data, config.epochs) == (data, epochs)
@@ -106,9 +105,7 @@ def test_triangular2_by_hand() -> None:
 @pytest.mark.parametrize(("steps", "warmup"), [(100, 0.3), (7, 0.5), (1000, 0.1), (40, 0.25)])
 def test_onecycle_is_that_of_torch(steps: int, warmup: float) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)
-    theirs = OneCycleLR(
-        optimizer, 0.7, total_steps=steps, pct_start=warmup, cycle_momentum=False
-    )
+    theirs = OneCycleLR(optimizer, 0.7, total_steps=steps, pct_start=warmup, cycle_momentum=False)
     for step in range(steps):
         assert onecycle(step, 0.7, steps, warmup) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
@@ -191,7 +188,9 @@ def test_the_factor_of_lengths_is_learned() -> None:
 def test_decay_spares_biases(name: str) -> None:
     layer = nn.Linear(3, 2)
     layer.register_parameter("fixed", nn.Parameter(torch.ones(2), requires_grad=False))
-    groups = make_optimizer(Config(optimizer=name, weight_decay=0.1), layer.parameters()).param_groups
+    groups = make_optimizer(
+        Config(optimizer=name, weight_decay=0.1), layer.parameters()
+    ).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0]
     assert groups[0]["params"] == [layer.weight]
     assert groups[1]["params"] == [layer.bias]
@@ -297,9 +296,6 @@ def test_answers_of_pairs_are_in_order() -> None:
 def test_scores_do_not_depend_on_the_batch_and_leave_the_mode() -> None:
     model = xncaps.create_model("convnet", head="linear", width=0.25).train()
     images = torch.randint(0, 256, (300, 1, 28, 28), dtype=torch.uint8)
-    preprocess = xncaps.data.Preprocess((0.1,), (0.3,)) if hasattr(xncaps, "data") else None
-    from xncaps.data import Preprocess
-
     preprocess = Preprocess((0.1,), (0.3,))
     scores = scores_of(model, images, preprocess)
     assert model.training
@@ -308,7 +304,8 @@ def test_scores_do_not_depend_on_the_batch_and_leave_the_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("1,5-6", [1, 5, 6]), (" 1, 2", [1, 2])]
+    ("text", "seeds"),
+    [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("1,5-6", [1, 5, 6]), (" 1, 2", [1, 2])],
 )
 def test_seeds_are_read(text: str, seeds: list[int]) -> None:
     assert parse_seeds(text) == seeds
@@ -331,9 +328,18 @@ def test_mean_and_deviation() -> None:
     assert SeedsResult({4: 0.5}).to_dict()["deviation"] is None
 
 
-def test_the_folder_is_not_touched_by_a_bad_configuration(tmp_path: Path) -> None:
-    from xncaps.training.loop import train
-
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"data": "mnits"}, "load_data: data must be one of sample, mnist, "),
+        ({"options": {"hidden": [3]}}, "create_model: option must be one the xnidr head takes"),
+        ({"image_size": 4}, "create_model: image_size must be at least 8 px for convnet; got 4."),
+    ],
+)
+def test_nothing_is_written_for_a_run_that_cannot_begin(
+    tmp_path: Path, values: dict[str, object], line: str
+) -> None:
     with pytest.raises(InputError) as caught:
-        train(Config(data="mnits"), tmp_path / "run")
-    assert str(caught.value).startswith("load_data: data must be one of sample, mnist, ")
+        train(Config.from_dict(values), tmp_path / "run")
+    assert str(caught.value).startswith(line)
+    assert not (tmp_path / "run").exists()

@@ -1,5 +1,7 @@
 """Capsule heads with real XNOR arithmetic: the layers of "XnODR and XnIDR" for PyTorch networks."""
 
+from os import PathLike
+
 from xncaps.attach import attach_head
 from xncaps.backbones import BACKBONES
 from xncaps.binarizers import BINARIZERS, binarize
@@ -11,12 +13,24 @@ from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.losses import margin_loss
 from xncaps.metrics import METRICS
 from xncaps.models import create_model
-from xncaps.networks import CapsNet, XnorNet
+from xncaps.networks import CapsNet, Classifier, XnorNet
 from xncaps.primary import PrimaryCaps
 from xncaps.routing import AGREEMENTS, ROUTINGS
 from xncaps.xnor import XnorConv2d, XnorLinear
 
 __version__ = "0.1.0"
+
+
+def load(path: str | PathLike[str]) -> Classifier:
+    """The trained network of a run's folder, in evaluation mode.
+
+    Args:
+        path: the folder that ``xncaps train --out`` wrote.
+    """
+    from xncaps.training.run import load_run  # brings Pillow along, which few need
+
+    return load_run(path).network
+
 
 __all__ = [
     "AGREEMENTS",
@@ -42,6 +56,7 @@ __all__ = [
     "binarize",
     "capsule_length",
     "create_model",
+    "load",
     "margin_loss",
     "squash",
     "summary",

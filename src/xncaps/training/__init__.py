@@ -6,6 +6,6 @@ trained network (``load_run``) works without.
 
 from xncaps.training.config import Config
 from xncaps.training.recipes import RECIPES, recipe
-from xncaps.training.run import Run, load, load_run
+from xncaps.training.run import Run, load_run
 
-__all__ = ["RECIPES", "Config", "Run", "load", "load_run", "recipe"]
+__all__ = ["RECIPES", "Config", "Run", "load_run", "recipe"]

@@ -85,9 +85,7 @@ def train(
         stack.callback(display.end)
         stops = stack.enter_context(StopRequests())
         if fabric.is_global_zero:
-            ready_folder(folder, config, resume)
-            stack.enter_context(only_writer(folder.lock))
-            write_whole(folder.config, config.to_json().encode())
+            check_folder(folder, config, resume)
         ended = read_result(folder) if fabric.is_global_zero and resume else None
         result = share_result(fabric, folder, ended)
         if result is not None:
@@ -107,16 +105,20 @@ def train(
         facts = facts_of(data)
         check_same(fabric, "the data", facts.fingerprint)
         loop = Loop(config, data, facts, folder, fabric, display)
+        if fabric.is_global_zero:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_writer(folder.lock))
         loop.take_up()
         if fabric.is_global_zero:
+            write_whole(folder.config, config.to_json().encode())
             write_whole(folder.data, facts.to_json().encode())
             loop.log = stack.enter_context(Log(folder, loop.state.step))
         loop.run(stops, save_seconds)
         return loop.finish()
 
 
-def ready_folder(folder: Folder, config: Config, resume: bool) -> None:
-    """Make the folder, or make sure that the run in it is this one and is to go on."""
+def check_folder(folder: Folder, config: Config, resume: bool) -> None:
+    """Make sure that the folder is new, or that the run in it is this one and is to go on."""
     if folder.path.is_dir():
         used = any(not path.name.startswith(".") for path in folder.path.iterdir())
     else:
@@ -129,7 +131,6 @@ def ready_folder(folder: Folder, config: Config, resume: bool) -> None:
         lines = differences(read_config(folder).to_dict(), config.to_dict())
         if lines:
             raise began_otherwise(folder, lines)
-    folder.path.mkdir(parents=True, exist_ok=True)
 
 
 def began_otherwise(folder: Folder, lines: list[str]) -> InputError:

@@ -241,12 +241,3 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load_tensors(path.read_bytes())
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"{path}: cannot be read as safetensors ({error}).") from None
-
-
-def load(path: str | os.PathLike[str]) -> Classifier:
-    """The trained network of a run's folder, in evaluation mode.
-
-    Args:
-        path: the folder that ``xncaps train --out`` wrote.
-    """
-    return load_run(path).network

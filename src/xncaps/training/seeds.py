@@ -95,10 +95,16 @@ def train_seeds(
     if writer:
         _ready(out, plan, resume)
     accuracies = {}
-    for seed in seeds:
-        folder = out / f"seed-{seed}"
-        going_on = resume and (folder / "config.json").exists()
-        accuracies[seed] = train_one(replace(config, seed=seed), folder, going_on)
+    try:
+        for seed in seeds:
+            folder = out / f"seed-{seed}"
+            going_on = resume and (folder / "config.json").exists()
+            accuracies[seed] = train_one(replace(config, seed=seed), folder, going_on)
+    except Exception:
+        if writer and sorted(os.listdir(out)) == [NAME]:  # nothing has been done yet
+            (out / NAME).unlink()
+            out.rmdir()
+        raise
     result = SeedsResult(accuracies)
     if writer:
         write_whole(out / NAME, _json({**plan, **result.to_dict()}))
