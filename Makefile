@@ -6,9 +6,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DELETE_ON_ERROR:
 .PHONY: demo test test-slow format dist clean
 
-demo: $(VENV)/.installed ## show the layers at work on the built-in sample
-	$(BIN)/python examples/first_look.py
-	$(BIN)/xncaps paper
+demo: $(VENV)/.installed ## train a capsule network on the built-in sample, evaluate it, report
+	rm -rf runs/demo
+	$(BIN)/xncaps train --recipe quick --seed 0 --out runs/demo
+	$(BIN)/xncaps evaluate runs/demo
+	@echo
+	@echo "Open the report in a browser: runs/demo/report.html"
 
 test: $(VENV)/.installed-dev ## lint, types, tests and doctests
 	$(BIN)/ruff format --check .
@@ -41,7 +44,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python

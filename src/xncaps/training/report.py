@@ -136,8 +136,10 @@ def judge(scores: Tensor, labels: Tensor) -> Judged:
 @torch.no_grad()
 def couplings_of(run: Run, images: Tensor) -> dict[int, Tensor]:
     """Couplings by iteration, ``(n, caps_in, classes)``; of many iterations an even choice."""
-    assert isinstance(run.network.head, CapsuleHead)
-    routing, pixels = run.network.head.capsules.routing, run.preprocess(images)
+    head = run.network.head
+    if not isinstance(head, CapsuleHead):
+        return {}
+    routing, pixels = head.capsules.routing, run.preprocess(images)
     last, found = routing.iterations, {}
     steps = [1 + round(k * (last - 1) / (ITERATIONS - 1)) for k in range(ITERATIONS)]
     try:
