@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import runs
 from runs import command, rows, run, small, start, weights
@@ -132,7 +133,21 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     assert_same(folder, whole[name])
 
 
-def interrupted(tmp_path: Path, steps_before: int = 5) -> Path:
+def test_tensorboard_shows_every_step_once(
+    whole: dict[str, Path], half: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    assert run(command(None, "--resume", folder), tmp_path / "log") == 0
+    shown = []
+    for each in (folder, whole[next(iter(CONFIGS))]):
+        events = EventAccumulator(str(each / "tensorboard")).Reload()
+        shown.append([(event.step, event.value) for event in events.Scalars("step/loss")])
+    assert shown[0] == shown[1]
+    assert [step for step, _ in shown[0]] == [10, 20, 30, 40]
+
+
+def interrupted(tmp_path: Path, steps_before: int = 12) -> Path:
     """A run that was killed with at least two checkpoints behind it."""
     folder = tmp_path / "run"
     name = next(iter(CONFIGS))
