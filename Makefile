@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 demo: $(VENV)/.installed ## train a capsule network on the built-in sample, evaluate it, report
 	rm -rf runs/demo
-	$(BIN)/xncaps train --recipe quick --seed 0 --out runs/demo
+	OMP_WAIT_POLICY=passive $(BIN)/xncaps train --recipe quick --seed 0 --out runs/demo
 	$(BIN)/xncaps evaluate runs/demo
 	@echo
 	@echo "Open the report in a browser: runs/demo/report.html"

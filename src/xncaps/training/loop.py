@@ -34,15 +34,17 @@ from xncaps.training.finish import Result, finish, read_result
 from xncaps.training.log import Log
 from xncaps.training.monitors import IMAGES, coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.processes import (
+    BUSY,
     add_up,
     add_up_tensor,
+    busy_machine,
     check_same,
-    lost_processes,
     only_writer,
     restarted,
     share_bytes,
     share_tensors,
     start_fabric,
+    told_in_a_line,
 )
 from xncaps.training.run import Facts, Folder, facts_of, read_config
 from xncaps.training.schedule import make_schedule
@@ -81,7 +83,7 @@ def train(
     resume = resume or restarted(fabric)
     display = display if display is not None and fabric.is_global_zero else Display()
     with ExitStack() as stack:
-        stack.enter_context(lost_processes(fabric))
+        stack.enter_context(told_in_a_line(fabric))
         stack.callback(display.end)
         stops = stack.enter_context(StopRequests())
         if fabric.is_global_zero:
@@ -407,6 +409,7 @@ class Loop:
         weights = sum(p.numel() for p in self.state.objective.network.parameters())
         head = f" with {config.head}" if config.head else ""
         processes = f"{self.fabric.world_size} processes of " if self.fabric.world_size > 1 else ""
+        hint = [BUSY] if busy_machine() and self.fabric.device.type == "cpu" else []
         return [
             f"{config.model}{head}, {weights:,} parameters, on {facts.name}: {learnt:,} images to "
             f"learn from, {checked:,} for validation, {tested:,} to test on",
@@ -414,4 +417,5 @@ class Loop:
             f"images; {config.loss} loss, {config.optimizer}, {config.schedule} up to "
             f"{config.lr:g}; seed {config.seed}; {processes}{torch.get_num_threads()} threads, "
             f"{self.fabric.device.type}",
+            *hint,
         ]

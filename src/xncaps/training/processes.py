@@ -113,16 +113,33 @@ def restarted(fabric: Fabric) -> bool:
 
 
 @contextmanager
-def lost_processes(fabric: Fabric) -> Iterator[None]:
-    """Say in one line that another process was lost."""
+def told_in_a_line(fabric: Fabric) -> Iterator[None]:
+    """Say in one line what torch tells in many: a lost process, a network it cannot compile."""
     try:
         yield
     except RuntimeError as error:
+        detail = str(error).strip().partition("\n")[0][:200]
         lost = isinstance(error, distributed.DistError) or "gloo" in str(error)
-        if fabric.world_size == 1 or isinstance(error, RunError) or not lost:
-            raise
-        detail = " ".join(str(error).split())
-        raise RunError(f"train: another process was lost ({detail[:160]}...).") from None
+        if fabric.world_size > 1 and lost and not isinstance(error, RunError):
+            raise RunError(f"train: another process was lost ({detail}).") from None
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            hint = "Train without --compile."
+            raise RunError(f"train: torch.compile failed ({detail}). {hint}") from None
+        raise
+
+
+BUSY = (
+    "other programs keep this machine busy; if training is slow, stop it and go on with the "
+    "environment variable OMP_WAIT_POLICY=passive, or with --threads 1"
+)
+
+
+def busy_machine() -> bool:
+    """Whether threads that wait actively for one another would wait for other programs instead."""
+    if torch.get_num_threads() == 1 or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
+        return False
+    cores = os.cpu_count() or 1
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > cores - torch.get_num_threads() + 0.5
 
 
 def add_up(fabric: Fabric, values: Sequence[float]) -> list[float]:
