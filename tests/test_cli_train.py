@@ -30,7 +30,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(command(DIGITS, "--out", base / "run"), base / "log") == 0
     said = (base / "log").read_text()
     assert re.search(r"^epoch 4/4  loss 0\.\d+  accuracy [\d.]+%  validation [\d.]+%", said, re.M)
-    assert re.search(rf"^test accuracy [\d.]+%\nreport: {base}/run/report.html$", said, re.M)
+    assert re.search(
+        rf"^test accuracy [\d.]+%, peak memory [\d,]+ MB\nreport: {base}/run/report.html$",
+        said,
+        re.M,
+    )
     return base / "run"
 
 

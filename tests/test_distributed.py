@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -96,6 +97,34 @@ def test_a_killed_worker_is_started_again(tmp_path: Path, victim: int) -> None:
         reference / "model.safetensors"
     ).read_bytes()
     assert rows(folder) == rows(reference)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
+def test_two_nodes_and_a_worker_that_dies_on_the_second(alone: Path, tmp_path: Path) -> None:
+    """Two torchruns as on two machines; only the node of the dead worker counts a restart."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path / "run"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    launch += ["--max-restarts=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    launch += ["--rdzv-id=nodes", "--monitor-interval=0.1", "-m", "xncaps"]
+    args = [*launch, *command(CAPSNET, "--out", folder, "--save-seconds", 0)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        nodes = [subprocess.Popen(args, env=environment, stdout=log, stderr=log) for _ in range(2)]
+        while not list(folder.glob("checkpoints/*3.json")):
+            assert all(node.poll() is None for node in nodes)
+            time.sleep(0.01)
+        for worker in [child for node in nodes for child in children(node.pid)]:
+            if b"\0RANK=1\0" in Path(f"/proc/{worker}/environ").read_bytes():
+                os.kill(worker, signal.SIGKILL)
+        assert [node.wait(timeout=300) for node in nodes] == [0, 0]
+    said = (tmp_path / "log").read_text()
+    assert "going on after step " in said, said
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        reference = load_file(alone / "model.safetensors")[name]
+        torch.testing.assert_close(tensor, reference, rtol=1e-3, atol=2e-5)
 
 
 def test_an_existing_folder_is_refused_by_all(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from xncaps.cli.display import make_display
 from xncaps.text import text_table
 from xncaps.training import load_run
 from xncaps.training.apply import evaluate_run
@@ -27,7 +28,18 @@ def evaluate(
         typer.echo(line, err=True)
 
     loaded = load_run(run, say)
-    outcome = evaluate_run(loaded, data, split, data_dir=data_dir, say=say)
+    display = make_display()
+    try:
+        outcome = evaluate_run(
+            loaded,
+            data,
+            split,
+            data_dir=data_dir,
+            say=say,
+            progress=None if as_json else display.progress,
+        )
+    finally:
+        display.end()
     if as_json:
         source = {"run": str(run), "data": data or loaded.config.data, "split": split}
         typer.echo(json.dumps({**source, **outcome.to_dict()}, indent=2))

@@ -135,7 +135,11 @@ def train(
         text, values = f"test accuracy {outcome}\n{out / NAME}", outcome.to_dict()
     else:
         result = run_training(config, out, resume=resume is not None, **keywords)
-        text = f"test accuracy {result.accuracy:.2%}\nreport: {result.folder.report}"
+        memory = result.values["peak_memory_bytes"] / 1e6
+        text = (
+            f"test accuracy {result.accuracy:.2%}, peak memory {memory:,.0f} MB\n"
+            f"report: {result.folder.report}"
+        )
         values = result.values
     if first:
         typer.echo(json.dumps(values, indent=2) if as_json else text)
