@@ -301,8 +301,8 @@ def promising(width, height):
 
 BAD = {
     "cut": (PNG[:-30], "image file is truncated"),
-    "text": (b"hello", "cannot identify image file"),
-    "empty": (b"", "cannot identify image file"),
+    "text": (b"hello", "it is none, or damaged"),
+    "empty": (b"", "it is none, or damaged"),
     "bomb": (promising(10000, 10000), "Image size (100000000 pixels) exceeds limit"),
     "large bomb": (promising(65536, 65536), "Image size (4294967296 pixels) exceeds limit"),
 }

@@ -17,6 +17,8 @@ from xncaps.errors import InputError, RunError
 REPLACE = "Replace the file or move it away."
 FORMS = {"plain": lambda content: content, "gz": lambda content: gzip.compress(content, mtime=0)}
 
+HINT = "Replace the file or move it away."
+
 
 def packed(values, kind=8):
     """An array as an IDX file."""
@@ -69,12 +71,13 @@ def test_every_array_comes_back(path, shape, form):
 @pytest.mark.parametrize("length", range(len(FILE)))
 def test_a_plain_file_cut_anywhere(path, length):
     if length < 4:
-        problem = f"not an IDX file: it starts with {FILE[:length].hex(' ') or 'nothing'}."
+        problem = f"not an IDX file: it starts with {FILE[:length].hex(' ') or 'nothing'}. {HINT}"
     elif length < 16:
-        problem = "truncated: it ends inside its header."
+        problem = f"truncated: it ends inside its header. {HINT}"
     else:
         there = length - 16
-        problem = f"truncated: its header promises 12 values of shape (2, 3, 2), {there} are there."
+        values = f"12 values of shape (2, 3, 2), {there} are there. {HINT}"
+        problem = f"truncated: its header promises {values}"
     assert refused(read, path, FILE[:length]) == f"{path}: {problem}"
 
 
@@ -84,7 +87,7 @@ def test_a_packed_file_cut_anywhere(path):
         told = refused(read, path, content[:length])
         if length < 2:
             start = content[:length].hex(" ") or "nothing"
-            assert told == f"{path}: not an IDX file: it starts with {start}."
+            assert told == f"{path}: not an IDX file: it starts with {start}. {HINT}"
         else:
             assert told.startswith(f"{path}: cannot be read: ")
             assert told.endswith(f". {REPLACE}")
@@ -113,7 +116,7 @@ def test_no_bit_of_a_packed_file_can_change_what_is_read(path):
 
 
 def test_trailing_bytes(path):
-    problem = f"{path}: longer than the 12 values of shape (2, 3, 2) it promises."
+    problem = f"{path}: longer than the 12 values of shape (2, 3, 2) it promises. {HINT}"
     whole = gzip.compress(FILE, mtime=0)
     assert refused(read, path, FILE + b"\0") == problem
     assert refused(read, path, gzip.compress(FILE + b"\0")) == problem
@@ -138,7 +141,7 @@ def test_a_promise_allocates_nothing(path, shape, form):
     for size in shape:
         count *= size
     values = f"{count:,} values of shape {shape}"
-    assert told == f"{path}: truncated: its header promises {values}, 3 are there."
+    assert told == f"{path}: truncated: its header promises {values}, 3 are there. {HINT}"
     assert most < 1 << 26
 
 
@@ -165,7 +168,9 @@ def test_other_types_than_bytes(path, kind):
     ],
 )
 def test_other_files(path, content, start):
-    assert refused(read, path, content) == f"{path}: not an IDX file: it starts with {start}."
+    assert (
+        refused(read, path, content) == f"{path}: not an IDX file: it starts with {start}. {HINT}"
+    )
 
 
 def test_a_directory_a_missing_file_and_a_failing_disk(tmp_path):
@@ -314,7 +319,7 @@ def test_a_damaged_file_in_a_folder_is_named(tmp_path):
     put(tmp_path, train=GOOD, test=GOOD)
     bad = tmp_path / f"test-{LABELS}"
     bad.write_bytes(bad.read_bytes()[:-1])
-    values = "2 values of shape (2,), 1 are there."
+    values = f"2 values of shape (2,), 1 are there. {HINT}"
     assert refused(load_idx, tmp_path) == f"{bad}: truncated: its header promises {values}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from xncaps.errors import RunError
@@ -30,10 +30,12 @@ def read_image(path: Path) -> Image.Image:
     except MemoryError:
         reason = "too large"
     except Exception as error:  # decoders raise whatever they meet
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is none, or damaged"
+        elif isinstance(error, OSError) and error.strerror:
             reason = error.strerror
         else:
-            reason = str(error).replace(repr(str(path)), "the file") or type(error).__name__
+            reason = str(error) or type(error).__name__
     raise RunError(f"{path}: cannot be read as an image: {' '.join(reason.split()).rstrip('.')}.")
 
 

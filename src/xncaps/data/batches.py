@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from xncaps.data.augment import Augment
 from xncaps.data.dataset import Dataset
-from xncaps.errors import InputError, check_size, message
+from xncaps.errors import InputError, check_shape, check_size, message
 
 
 def generator_for(seed: int, *path: str | int) -> torch.Generator:
@@ -43,6 +43,10 @@ class Preprocess:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Bytes, or floats from 0 to 255, to mean 0 and deviation 1."""
+        channels = len(self.mean)
+        check_shape(
+            "Preprocess", "images", images, n=None, channels=channels, height=None, width=None
+        )
         pixels = images.to(torch.float32, copy=True)
         # Channel by channel with plain numbers is several times as fast as by broadcasting.
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
@@ -95,6 +99,8 @@ class Batches:
         world: int = 1,
     ) -> None:
         check_size("Batches", "batch_size", batch_size)
+        if not 0 <= rank < world:
+            raise InputError(message("Batches", "rank", f"be from 0 to {world - 1}", rank))
         self.batch_size = min(batch_size, len(data))
         if self.batch_size < world:
             requirement = f"be at least the number of processes, {world}"

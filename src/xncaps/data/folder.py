@@ -71,7 +71,10 @@ def load_folder(
     known = [path for part in paths for files in part for path in files]
     gray, side = _survey(known)
     channels = 1 if gray else 3
-    loaded = [_load(part, classes, channels, image_size or side, unreadable) for part in paths]
+    loaded = [
+        _load(part, files, classes, channels, image_size or side, unreadable)
+        for part, files in zip(parts, paths, strict=True)
+    ]
     whole = loaded[0]
     counts = whole.labels.bincount(minlength=len(classes))
     if len(loaded) == 2:
@@ -133,6 +136,7 @@ def _survey(paths: list[Path]) -> tuple[bool, int]:
 
 
 def _load(
+    folder: Path,
     paths: list[list[Path]],
     classes: tuple[str, ...],
     channels: int,
@@ -149,5 +153,5 @@ def _load(
             else:
                 labels.append(number)
     if not images:
-        raise RunError("folder: no image can be read.")
+        raise RunError(f"{folder}: none of its images can be read.")
     return Dataset(torch.stack(images).contiguous(), torch.tensor(labels), classes)

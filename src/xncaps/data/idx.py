@@ -49,6 +49,8 @@ MNIST = {
     ),
 }
 DIGITS = tuple("0123456789")
+MNIST_BYTES = 16 + 60_000 * 28 * 28
+"""Of the largest file."""
 
 
 def load_mnist(
@@ -102,8 +104,10 @@ def read_idx(path: Path) -> Tensor:
 
 def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            return file.read(MNIST_BYTES + 1)  # a file that unpacks to more is not MNIST
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from None
 
@@ -115,14 +119,17 @@ def _unreadable(path: Path, error: Exception) -> RunError:
 
 def _parse(path: Path, file: IO[bytes] | gzip.GzipFile) -> Tensor:
     """Read no more than the header promises, and refuse less or more."""
+    hint = "Replace the file or move it away."
     head = file.read(HEADER)
     if len(head) < HEADER or head[:2] != b"\0\0" or not 1 <= head[3] <= MOST_AXES:
-        raise RunError(f"{path}: not an IDX file: it starts with {head.hex(' ') or 'nothing'}.")
+        raise RunError(
+            f"{path}: not an IDX file: it starts with {head.hex(' ') or 'nothing'}. {hint}"
+        )
     if head[2] != 8:
         raise RunError(f"{path}: must hold bytes (IDX type 0x08); got type {head[2]:#04x}.")
     sizes = file.read(4 * head[3])
     if len(sizes) < 4 * head[3]:
-        raise RunError(f"{path}: truncated: it ends inside its header.")
+        raise RunError(f"{path}: truncated: it ends inside its header. {hint}")
     shape = struct.unpack(f">{head[3]}I", sizes)
     count = math.prod(shape)
     chunks, missing = [], count
@@ -132,10 +139,12 @@ def _parse(path: Path, file: IO[bytes] | gzip.GzipFile) -> Tensor:
     if missing:
         raise RunError(
             f"{path}: truncated: its header promises {count:,} values of shape {shape}, "
-            f"{count - missing:,} are there."
+            f"{count - missing:,} are there. {hint}"
         )
     if file.read(1):
-        raise RunError(f"{path}: longer than the {count:,} values of shape {shape} it promises.")
+        raise RunError(
+            f"{path}: longer than the {count:,} values of shape {shape} it promises. {hint}"
+        )
     if not count and math.prod(max(size, 1) for size in shape) > MOST:
         raise RunError(f"{path}: not an IDX file: it promises no values, in shape {shape}.")
     content = bytearray(b"".join(chunks))  # writable, as tensors are
