@@ -93,6 +93,7 @@ def test_changed_data_are_refused(shapes: Path, tmp_path: Path) -> None:
         extra.unlink()
     line = (tmp_path / "log").read_text().splitlines()[-1]
     assert "cannot go on with something else than it began with: data: " in line
+    assert "has changed" in line
 
 
 @pytest.mark.skipif(not HAS_MNIST, reason="XNCAPS_DATA names no folder with MNIST in it")

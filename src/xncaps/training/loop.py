@@ -46,7 +46,7 @@ from xncaps.training.processes import (
     start_fabric,
     told_in_a_line,
 )
-from xncaps.training.run import Facts, Folder, facts_of, read_config
+from xncaps.training.run import Facts, Folder, facts_of, read_config, read_facts
 from xncaps.training.schedule import make_schedule
 from xncaps.training.state import State
 from xncaps.training.stopping import StoppedError, StopRequests
@@ -110,6 +110,8 @@ def train(
         if fabric.is_global_zero:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder.lock))
+            if folder.data.exists() and read_facts(folder).fingerprint != facts.fingerprint:
+                raise began_otherwise(folder, [f"data: {facts.name} has changed"])
         loop.take_up()
         if fabric.is_global_zero:
             write_whole(folder.config, config.to_json().encode())

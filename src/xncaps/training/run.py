@@ -21,51 +21,21 @@ from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint
 from xncaps.training.config import Config
 
 
-@dataclass(frozen=True)
 class Folder:
-    """The names of what lies in a run's folder."""
+    """The folder of a run, and where everything lies in it."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def pictures(self) -> Path:
-        return self.path / "pictures"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.data = path / "data.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "model.safetensors"
+        self.result = path / "result.json"
+        self.report = path / "report.html"
+        self.pictures = path / "pictures"
+        self.tensorboard = path / "tensorboard"
+        self.lock = path / ".lock"
 
 
 @dataclass(frozen=True)
