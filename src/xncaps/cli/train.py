@@ -113,6 +113,7 @@ def train(
         torch.set_num_threads(threads)
 
     from xncaps.training.loop import train as run_training
+    from xncaps.training.processes import restarted, start_fabric
 
     display = None if as_json else make_display()
     keywords: dict[str, Any] = {
@@ -129,7 +130,7 @@ def train(
             lambda each, folder, going_on: (
                 run_training(each, folder, resume=going_on, **keywords).accuracy
             ),
-            resume=resume is not None,
+            resume=resume is not None or restarted(start_fabric(config.precision)),
             writer=first,
         )
         text, values = f"test accuracy {outcome}\n{out / NAME}", outcome.to_dict()

@@ -112,7 +112,7 @@ def train_seeds(
 
 
 def _ready(out: Path, plan: dict[str, Any], resume: bool) -> None:
-    if resume:
+    if resume and (out / NAME).exists():
         saved = read_json(out / NAME)
         lines = differences({name: saved.get(name) for name in plan}, plan)
         if lines:
