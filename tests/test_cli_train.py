@@ -239,6 +239,15 @@ def test_what_is_no_run(
         ("config.json", b"[]", "must hold a JSON object; got list."),
         ("config.json", b'{"epoch": 3}', "option must be one a run takes"),
         ("data.json", b"{}", "not what a run writes"),
+        ("data.json", b'{"shape": [1, 28]}', "not what a run writes"),
+        ("data.json", b"@shape=[1, 28]", "not what a run writes"),
+        ("data.json", b"@shape=[1, 1000000000, 1000000000]", "not what a run writes"),
+        ("data.json", b"@mean=[NaN]", "not what a run writes"),
+        ("data.json", b'@mean=["x"]', "not what a run writes"),
+        ("data.json", b"@mean=0.1", "not what a run writes"),
+        ("data.json", b"@std=[-1.0]", "not what a run writes"),
+        ("data.json", b"@classes=[1, 2]", "not what a run writes"),
+        ("data.json", b"@classes=[]", "not what a run writes"),
     ],
 )
 def test_a_damaged_run_is_one_line(
@@ -252,6 +261,10 @@ def test_a_damaged_run_is_one_line(
     for path in trained.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
+    if content.startswith(b"@"):  # one value of a good file changed
+        key, _, value = content[1:].decode().partition("=")
+        values = json.loads((tmp_path / name).read_bytes())
+        content = json.dumps({**values, key: json.loads(value)}).encode()
     (tmp_path / name).write_bytes(content)
     status, out, err = call(capsys, "evaluate", tmp_path)
     assert (status, out) == (1, "")
@@ -316,6 +329,12 @@ def test_other_networks_and_losses_train(tmp_path: Path) -> None:
         ("--set bogus=1", "create_model: option must be one the xnidr head takes ("),
         ("--seed 1 --seeds 0-2", "train: seeds must stand alone; got both --seed and --seeds."),
         ("--resume no-such", "run: RUN must be the folder of a run; got 'no-such'."),
+        (
+            "--width 0.5 --set width=0.25",
+            "train: set must name what no other flag sets; got 'width'.",
+        ),
+        ("--lr 1e38", "Config: lr must be a number above 0 and up to 1e6; got 1e+38."),
+        ("--image-size 100000", "Config: image_size must be at most 4096 px; got 100000."),
         ("--epoch 3", "No such option: --epoch"),
         ("--train-count 999999", "load_data: train_count must be at most the 4,000 training"),
     ],

@@ -198,7 +198,7 @@ def put(folder, form=FORMS["plain"], end="", **arrays):
                 (folder / name).write_bytes(form(packed(array)))
 
 
-def some(count, height=4, width=3, start=0):
+def some(count, height=4, width=4, start=0):
     return np.random.default_rng(start).integers(0, 256, (count, height, width), np.uint8)
 
 
@@ -215,7 +215,22 @@ def test_a_folder_of_its_own(tmp_path, test, form, end, prefix):
         assert data.labels.tolist() == list(range(26)) * copies
         assert data.labels.dtype == torch.int64
         assert data.classes == tuple(str(n) for n in range(1, 27))
-        assert data.shape == (1, 4, 3)
+        assert data.shape == (1, 4, 4)
+
+
+@pytest.mark.parametrize(("height", "width"), [(5, 2), (2, 5), (4, 3)])
+def test_images_that_are_not_square_get_bands(tmp_path, height, width):
+    """Bands in the mean of the border, the same that image files get."""
+    images, side = some(4, height, width), max(height, width)
+    put(tmp_path, train=(images, [0, 1, 0, 1]), test=(images[:2], [0, 1]))
+    train, _ = load_idx(tmp_path)
+    assert train.shape == (1, side, side)
+    top, left = (side - height) // 2, (side - width) // 2
+    for image, found in zip(images, train.images[:, 0].numpy(), strict=True):
+        edge = [*image[0], *image[-1], *image[:, 0], *image[:, -1]]
+        expected = np.full((side, side), round(np.mean(edge)))
+        expected[top : top + height, left : left + width] = image
+        assert found.tolist() == expected.tolist()
 
 
 def test_labels_with_gaps_and_a_class_that_is_not_tested(tmp_path):
@@ -279,19 +294,19 @@ BAD = {
     ),
     "counts": (
         {"train": (some(3), [0, 1])},
-        f"{SHAPES} (3, 4, 3) {NAMES.format('(2,)')}",
+        f"{SHAPES} (3, 4, 4) {NAMES.format('(2,)')}",
     ),
-    "swapped": ({"train": ([0, 1], some(2))}, f"{SHAPES} (2,) {NAMES.format('(2, 4, 3)')}"),
+    "swapped": ({"train": ([0, 1], some(2))}, f"{SHAPES} (2,) {NAMES.format('(2, 4, 4)')}"),
     "flat": ({"train": (some(2)[0], [0, 1])}, f"{SHAPES} (4, 3) {NAMES.format('(2,)')}"),
-    "empty": ({"train": (some(0), [])}, f"{SHAPES} (0, 4, 3) {NAMES.format('(0,)')}"),
-    "no height": ({"train": (some(2, 0), [0, 1])}, f"{SHAPES} (2, 0, 3) {NAMES.format('(2,)')}"),
+    "empty": ({"train": (some(0), [])}, f"{SHAPES} (0, 4, 4) {NAMES.format('(0,)')}"),
+    "no height": ({"train": (some(2, 0), [0, 1])}, f"{SHAPES} (2, 0, 4) {NAMES.format('(2,)')}"),
     "label of the test set": (
         {"train": GOOD, "test": (some(2), [1, 2])},
         "label 2 is in the test set only.",
     ),
     "two sizes": (
-        {"train": GOOD, "test": (some(2, 3, 4), [0, 1])},
-        "train and test images must have one size; got (4, 3) and (3, 4).",
+        {"train": GOOD, "test": (some(2, 3, 3), [0, 1])},
+        "train and test images must have one size; got (4, 4) and (3, 3).",
     ),
 }
 

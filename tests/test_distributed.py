@@ -127,10 +127,27 @@ def test_two_nodes_and_a_worker_that_dies_on_the_second(alone: Path, tmp_path: P
         torch.testing.assert_close(tensor, reference, rtol=1e-3, atol=2e-5)
 
 
-def test_an_existing_folder_is_refused_by_all(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").touch()
-    done = run(torchrun(command(small(), "--out", tmp_path / "run")))
+def test_an_existing_run_is_refused_by_all(alone: Path) -> None:
+    """Restarts do not make it this job's own."""
+    before = {path: path.read_bytes() for path in sorted(alone.rglob("*")) if path.is_file()}
+    done = run(torchrun(command(CAPSNET, "--out", alone), restarts=1))
     assert done.returncode != 0
-    line = f"xncaps: train: out must be a new folder; got '{tmp_path / 'run'}', which exists."
-    assert line in done.stderr
+    line = f"xncaps: train: out must be a new folder; got '{alone}', which exists."
+    assert done.stderr.count(line) == 2
+    assert before == {p: p.read_bytes() for p in sorted(alone.rglob("*")) if p.is_file()}
+
+
+def test_several_seeds_go_on_after_a_restart(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    words = [w for w in command(small(), "--out", out) if not w.startswith("--set=seed")]
+    args = torchrun([*words, "--seeds", "0-1", "--save-seconds", "0"], 1, restarts=1)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(args, env=environment, stdout=log, stderr=log)
+        while not list(out.glob("seed-1/checkpoints/*5.json")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        for worker in children(process.pid):
+            os.kill(worker, signal.SIGKILL)
+        assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()
+    assert len(json.loads((out / "seeds.json").read_bytes())["accuracies"]) == 2

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from PIL import Image, ImageDraw
 from runs import command, run, small
 from xncaps.cli.main import main
 from xncaps.data import load_data
+from xncaps.training import load_run
+from xncaps.training.evaluation import scores_of
 
 HAS_MNIST = (Path(os.environ.get("XNCAPS_DATA", "nowhere")) / "mnist").is_dir()
 
@@ -64,6 +68,61 @@ def test_a_folder_of_images_from_training_to_prediction(
     assert (json.loads(printed.out)["top1"], printed.err) == (result["test"]["top1"], "")
 
 
+def idx(path: Path, array: np.ndarray) -> None:
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(head + array.astype(np.uint8).tobytes())
+
+
+def test_one_geometry_for_files_of_all_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Digits half as wide as high, as IDX and as PNG files: the same answers."""
+    data = load_data("sample")
+    (tmp_path / "idx").mkdir()
+    for part, prefix in ((data.train, "train"), (data.test, "t10k")):
+        idx(tmp_path / "idx" / f"{prefix}-images-idx3-ubyte", part.images[:, 0, :, ::2].numpy())
+        idx(tmp_path / "idx" / f"{prefix}-labels-idx1-ubyte", part.labels.numpy())
+    config = small(
+        data=f"idx:{tmp_path / 'idx'}", train_count=1500, epochs=4, lr=0.01, options={"width": 0.5}
+    )
+    assert run(command(config, "--out", tmp_path / "run"), tmp_path / "log") == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_bytes())["test"]
+    assert result["top1"] > 0.8
+    (tmp_path / "png").mkdir()
+    for index in range(60):
+        path = tmp_path / "png" / f"{index:03}-{int(data.test.labels[index])}.png"
+        Image.fromarray(data.test.images[index, 0, :, ::2].numpy()).save(path)
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "png"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    loaded = load_run(tmp_path / "run")
+    own = load_data(config.data).test.images[:60]
+    scores = scores_of(loaded.network, own, loaded.preprocess)
+    for each, row in zip(found, scores.tolist(), strict=True):
+        assert max(each["scores"].values()) == pytest.approx(max(row), abs=1e-5)
+    hits = sum(each["classes"] == [Path(each["image"]).stem[-1]] for each in found)
+    assert hits / 60 > 0.7
+
+
+def test_images_of_another_size_are_brought_to_the_network_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small(train_count=1500, epochs=4, lr=0.01, options={"width": 0.5})
+    assert run(command(config, "--out", tmp_path / "run"), tmp_path / "log") == 0
+    data = load_data("sample")
+    (tmp_path / "idx").mkdir()
+    for part, prefix in ((data.train, "train"), (data.test, "t10k")):
+        doubled = part.images[:, 0].repeat_interleave(2, 1).repeat_interleave(2, 2)
+        idx(tmp_path / "idx" / f"{prefix}-images-idx3-ubyte", doubled.numpy())
+        idx(tmp_path / "idx" / f"{prefix}-labels-idx1-ubyte", part.labels.numpy())
+    figures = []
+    for more in ([], ["--data", f"idx:{tmp_path / 'idx'}"]):
+        capsys.readouterr()
+        assert main(["evaluate", str(tmp_path / "run"), "--json", *more]) == 0
+        figures.append(json.loads(capsys.readouterr().out)["top1"])
+    assert figures[1] == pytest.approx(figures[0], abs=0.03)
+
+
 def test_an_unreadable_image_stops_the_run_or_is_left_out(shapes: Path, tmp_path: Path) -> None:
     config = small(data=f"folder:{shapes}", train_count=None, epochs=1, image_size=24)
     bad, log = shapes / "disc" / "broken.png", tmp_path / "log"
@@ -81,19 +140,19 @@ def test_an_unreadable_image_stops_the_run_or_is_left_out(shapes: Path, tmp_path
         bad.unlink()
 
 
-def test_changed_data_are_refused(shapes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_changed_data_are_refused(shapes: Path, tmp_path: Path, part: str) -> None:
+    for name in ("train", "test"):
+        shutil.copytree(shapes, tmp_path / "data" / name)
+    shapes = tmp_path / "data"
     config = small(data=f"folder:{shapes}", train_count=None, epochs=1, image_size=24)
     assert run(command(config, "--out", tmp_path / "run"), tmp_path / "log") == 0
     (tmp_path / "run" / "result.json").unlink()
-    extra = shapes / "bar" / "extra.png"
-    draw("bar", (48, 48), 1234).save(extra)
-    try:
-        assert run(["train", "--resume", str(tmp_path / "run")], tmp_path / "log") == 2
-    finally:
-        extra.unlink()
+    draw("bar", (48, 48), 1234).save(shapes / part / "bar" / "extra.png")
+    assert run(["train", "--resume", str(tmp_path / "run")], tmp_path / "log") == 2
     line = (tmp_path / "log").read_text().splitlines()[-1]
     assert "cannot go on with something else than it began with: data: " in line
-    assert "has changed" in line
+    assert f"has changed; {part}: " in line
 
 
 @pytest.mark.skipif(not HAS_MNIST, reason="XNCAPS_DATA names no folder with MNIST in it")

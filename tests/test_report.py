@@ -113,7 +113,7 @@ def make_case(
     settings = {"model": "convnet", "attach": "features", "options": {"width": 0.25, "caps_in": 6}}
     config = Config(**(settings | config))
     each = (0.5,) * shape[0]
-    facts = Facts("noise", names, shape, pairs, each, each, "dark", (100, 10, count), "0")
+    facts = Facts("noise", names, shape, pairs, each, each, "dark", (100, 10, count), {})
     torch.manual_seed(0)
     run = Run(Folder(tmp_path), config, facts, build_network(config, facts).eval(), None)
     test = Dataset(images, labels, names)

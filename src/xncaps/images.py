@@ -63,7 +63,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit and float grey values, brought to 0 .. 255 by the range they are meant for."""
     values = np.nan_to_num(np.asarray(image).astype(np.float64))
     top = values.max(initial=0)
-    if image.mode == "F" and top <= 1:
+    if image.mode.startswith("I;16"):
+        values = values / 257
+    elif image.mode == "F" and top <= 1:
         values = values * 255
     elif top > 255:
         values = values / (257 if top <= 65535 else top / 255)
@@ -97,6 +99,15 @@ def fit(pixels: Pixels, size: int) -> Tensor:
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     square[top : top + inner[0], left : left + inner[1]] = pixels.reshape(*inner, channels)
     return torch.from_numpy(square).permute(2, 0, 1)
+
+
+def squares(images: Tensor) -> Tensor:
+    """Images ``(n, channels, height, width)`` that are not square, with the bands ``fit`` gives."""
+    height, width = images.shape[2:]
+    if height == width:
+        return images
+    arrays = images.permute(0, 2, 3, 1).numpy()
+    return torch.stack([fit(array, max(height, width)) for array in arrays])
 
 
 def border(pixels: Pixels) -> Pixels:

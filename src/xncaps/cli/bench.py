@@ -77,10 +77,7 @@ def bench_train(
 
 def _config(name: str, **changes: Any) -> Config:
     given = {key: value for key, value in changes.items() if value is not None}
-    values = recipe(name)
-    if "model" in given and given["model"] != values["model"]:
-        values.pop("options", None)  # they are another network's
-    return Config.from_dict({**values, **given})
+    return Config.from_dict({**recipe(name, given.get("model")), **given})
 
 
 def _load(config: Config, data_dir: Path | None) -> Any:

@@ -15,6 +15,9 @@ from xncaps.cli.summary import summary
 from xncaps.cli.train import train
 from xncaps.errors import InputError, RunError
 
+CTRL_C = 130
+"""The status that typer makes of it."""
+
 app = typer.Typer(
     name="xncaps",
     help=(
@@ -45,7 +48,8 @@ def start(
 def main(args: list[str] | None = None) -> int:
     """Run the command; returns 0 when done, 1 when it failed, 2 for bad usage."""
     try:
-        return app(args, prog_name="xncaps", standalone_mode=False) or 0
+        status: int = app(args, prog_name="xncaps", standalone_mode=False) or 0
+        return _say("stopped.", 1) if status == CTRL_C else status
     except InputError as error:
         return _say(str(error), 2)
     except RunError as error:
@@ -56,9 +60,13 @@ def main(args: list[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "xncaps"
         return _say(f"{line}{stop} Try '{command} --help'.", error.exit_code)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        return _say("there is not enough memory for this. Try smaller sizes.", 1)
     except OSError as error:
         return _say(f"could not write or read: {error}.", 1)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return _say("stopped.", 1)
 
 

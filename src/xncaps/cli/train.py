@@ -15,6 +15,7 @@ from xncaps.training import RECIPES, Config, recipe
 from xncaps.training.config import LOSSES, OPTIMIZERS, SCHEDULES
 from xncaps.training.run import Folder, read_config
 from xncaps.training.seeds import NAME, parse_seeds, read_plan, train_seeds
+from xncaps.training.stopping import StopRequests
 
 HEAD_OPTIONS = ("caps_in", "dim_in", "dim_out", "iterations", "binarizer", "width")
 
@@ -87,6 +88,8 @@ def train(
     if augment is not None:
         changes["augment"] = _pairs("augment", augment.split(",") if augment != "none" else [])
     for name, value in _pairs("set", more or []).items():
+        if name in changes or name in options:
+            raise InputError(message("train", "set", "name what no other flag sets", repr(name)))
         (changes if name in _FIELDS else options)[name] = value
     if seed is not None and seeds is not None:
         raise InputError(message("train", "seeds", "stand alone", "both --seed and --seeds"))
@@ -104,7 +107,7 @@ def train(
             begun = read_config(Folder(resume))
         base = begun.to_dict()
     if recipe_name is not None:
-        base |= recipe(recipe_name)
+        base |= recipe(recipe_name, model)
     base["options"] = {**base.get("options", {}), **options}
     config = Config.from_dict({**base, **changes})
     if out is None:
@@ -112,38 +115,50 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
 
+    from xncaps.training.loop import how_to_go_on
     from xncaps.training.loop import train as run_training
-    from xncaps.training.processes import restarted, start_fabric
+    from xncaps.training.processes import note_begun, was_begun
 
-    display = None if as_json else make_display()
+    first = os.environ.get("RANK", "0") == "0"
+    folder = out
     keywords: dict[str, Any] = {
         "data_dir": data_dir,
-        "display": display,
+        "display": None if as_json else make_display(),
         "save_seconds": save_seconds,
+        "go_on": how_to_go_on(folder, data_dir),
     }
-    first = os.environ.get("RANK", "0") == "0"
-    if asked is not None:
-        outcome = train_seeds(
-            config,
-            asked,
-            out,
-            lambda each, folder, going_on: (
-                run_training(each, folder, resume=going_on, **keywords).accuracy
-            ),
-            resume=resume is not None or restarted(start_fabric(config.precision)),
-            writer=first,
-        )
-        text, values = f"test accuracy {outcome}\n{out / NAME}", outcome.to_dict()
+    if asked is None:
+        result = run_training(config, folder, resume=resume is not None, **keywords)
+        text, values = _text(result), result.values
     else:
-        result = run_training(config, out, resume=resume is not None, **keywords)
-        memory = result.values["peak_memory_bytes"] / 1e6
-        text = (
-            f"test accuracy {result.accuracy:.2%}, peak memory {memory:,.0f} MB\n"
-            f"report: {result.folder.report}"
-        )
-        values = result.values
+        with StopRequests() as stops:
+
+            def train_one(each: Config, where: Path, going_on: bool) -> float:
+                note_begun(folder)
+                result = run_training(each, where, resume=going_on, stops=stops, **keywords)
+                return result.accuracy
+
+            outcome = train_seeds(
+                config,
+                asked,
+                folder,
+                train_one,
+                resume=resume is not None or was_begun(folder),
+                writer=first,
+                stops=stops,
+                go_on=keywords["go_on"],
+            )
+        text, values = f"test accuracy {outcome}\n{folder / NAME}", outcome.to_dict()
     if first:
         typer.echo(json.dumps(values, indent=2) if as_json else text)
+
+
+def _text(result: Any) -> str:
+    memory = result.values["peak_memory_bytes"] / 1e6
+    return (
+        f"test accuracy {result.accuracy:.2%}, peak memory {memory:,.0f} MB\n"
+        f"report: {result.folder.report}"
+    )
 
 
 _FIELDS = [field.name for field in fields(Config)]

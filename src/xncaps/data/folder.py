@@ -45,9 +45,9 @@ def load_folder(
     if image_size is not None:
         check_size("load_folder", "image_size", image_size)
     parts = [folder / "train", folder / "test"]
-    if not parts[0].is_dir():
+    if not _folders(parts[0]):  # there is none, or it is a class of that name
         parts = [folder]
-    elif not parts[1].is_dir():
+    elif not _folders(parts[1]):
         parts = parts[:1]
     classes = _classes(parts[0])
     paths = [[_files(part / name) for name in classes] for part in parts]
@@ -55,7 +55,7 @@ def load_folder(
         if not files:
             raise RunError(f"{parts[0] / name}: holds no image ({', '.join(SUFFIXES)}).")
     if len(parts) == 2:
-        strange = set(_classes(parts[1])) - set(classes)
+        strange = set(_folders(parts[1])) - set(classes)
         if strange:
             raise RunError(f"{parts[1] / min(strange)}: a class that {parts[0]} does not have.")
         if not any(paths[1]):
@@ -92,10 +92,16 @@ def load_folder(
     return whole.take(rest), whole.take(held)
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    names = sorted(
+def _folders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(
         path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = _folders(folder)
     if len(names) < 2:
         found = f"one, {names[0]!r}" if names else "none"
         raise RunError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from xncaps.data.dataset import Dataset, hold_out
 from xncaps.data.files import Archive, Progress, check_content, find_or_fetch, search_folders
 from xncaps.errors import MOST, InputError, RunError, check_choice, message
+from xncaps.images import squares
 
 SPLITS = ("train", "test")
 HEADER = 4
@@ -156,7 +157,7 @@ def load_idx(folder: str | Path, test_share: float = 0.2, seed: int = 0) -> tupl
 
     The names end in ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, and ``t10k-`` or
     ``test-`` likewise, with or without ``.gz``. Without test files, a share of each class is split
-    off.
+    off. Images that are not square get bands that make them so.
 
     Args:
         folder: the folder.
@@ -221,4 +222,4 @@ def _idx_pair(folder: Path, prefixes: list[str]) -> tuple[Tensor, Tensor] | None
             f"got {tuple(images.shape)} in {paths[0][0].name} and {tuple(labels.shape)} in "
             f"{paths[1][0].name}."
         )
-    return images.unsqueeze(1), labels.long()
+    return squares(images.unsqueeze(1)), labels.long()

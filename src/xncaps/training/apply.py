@@ -54,7 +54,7 @@ def evaluate_run(
     options = {"image_size": run.facts.image_size(config), **options}
     splits = load_data(data or config.data, data_dir=data_dir, say=say, **options)
     if own and say and facts_of(splits).fingerprint != run.facts.fingerprint:
-        say(f"{splits.name}: not the data that this run was trained on")
+        say(f"{splits.name}: no longer the data that this run was trained and tested on")
     chosen = adapt({name: getattr(splits, name) for name in SPLITS}[split], run.facts)
     if not len(chosen):
         raise InputError(message("evaluate", "split", "hold images", f"{split}, which is empty"))

@@ -39,9 +39,9 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
     _sync_folder(path.parent)
 
 
@@ -63,9 +63,24 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     path = folder / f"{checkpoint.state['step']:09d}.json"
     write_whole(path.with_suffix(".safetensors"), content)
     write_whole(path, _encode(state))
-    for old in _steps(folder)[:-KEEP]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    _tidy(folder, int(path.stem))
+
+
+def _tidy(folder: Path, step: int) -> None:
+    """Keep the newest two checkpoints up to this step.
+
+    Later ones were found damaged when the run went on: they are set aside, not deleted. What a
+    killed process left half-written goes.
+    """
+    kept = [path.stem for path in _steps(folder) if int(path.stem) <= step][-KEEP:]
+    for path in sorted(folder.iterdir()):
+        found = re.fullmatch(r"\.?(\d{9,})\.(json|safetensors)(\.tmp)?", path.name)
+        if found is None or found[1] in kept:
+            continue
+        if int(found[1]) > step and not path.name.startswith("."):
+            path.replace(path.with_name(path.name + ".damaged"))
+        else:
+            path.unlink()
 
 
 def read_checkpoint(
@@ -126,6 +141,8 @@ def _decode(text: bytes) -> dict[str, Any]:
 
 def _steps(folder: Path) -> list[Path]:
     """The JSON files of the checkpoints, oldest first."""
-    if not folder.is_dir():
+    if not folder.exists():
         return []
+    if not folder.is_dir():
+        raise RunError(f"{folder}: must be a folder; got a file. Move it away.")
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"\d{9,}\.json", path.name))

@@ -23,8 +23,9 @@ LOSSES = ("margin", "cross_entropy")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("triangular2", "onecycle", "constant")
 PRECISIONS = ("32", "bf16")
+MOST_SIDE = 4096
 NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "lr": ("above 0", lambda value: value > 0),
+    "lr": ("above 0 and up to 1e6", lambda value: 0 < value <= 1e6),
     "min_lr": ("of at least 0", lambda value: value >= 0),
     "warmup": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "weight_decay": ("of at least 0", lambda value: value >= 0),
@@ -114,6 +115,9 @@ class Config:
         for name, least in (("train_count", 2), ("validation", 0), ("image_size", 1)):
             if getattr(self, name) is not None:
                 check_size(where, name, getattr(self, name), least)
+        if self.image_size is not None and self.image_size > MOST_SIDE:
+            requirement = f"be at most {MOST_SIDE} px"
+            raise InputError(message(where, "image_size", requirement, self.image_size))
         for name in ("skip_unreadable", "channels_last", "compile"):
             if not isinstance(getattr(self, name), bool):
                 got = brief(getattr(self, name))

@@ -19,7 +19,7 @@ from xncaps.training.config import Config
 from xncaps.training.display import Display
 from xncaps.training.evaluation import evaluate_scores, main_metric
 from xncaps.training.report import write_report
-from xncaps.training.run import Facts, Folder, Run
+from xncaps.training.run import Facts, Folder, Run, read_json
 from xncaps.training.state import State
 
 try:
@@ -85,10 +85,12 @@ def read_result(folder: Folder) -> Result | None:
     """The result of a run that has ended, if it has."""
     if not folder.result.is_file():
         return None
+    result = Result(folder, read_json(folder.result))
     try:
-        return Result(folder, json.loads(folder.result.read_bytes()))
-    except ValueError as error:
-        raise RunError(f"{folder.result}: not JSON ({error}).") from None
+        float(result.accuracy), int(result.values["peak_memory_bytes"])
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"{folder.result}: not what a run writes. Remove it and resume.") from None
+    return result
 
 
 def peak_memory() -> int:

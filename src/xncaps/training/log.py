@@ -11,6 +11,11 @@ from torch.utils.tensorboard import SummaryWriter
 from xncaps.training.checkpoint import write_whole
 from xncaps.training.run import Folder
 
+COLUMNS = {
+    *("epoch", "step", "lr", "loss", "accuracy", "validation_loss", "validation_accuracy"),
+    *("images_per_second", "seconds", "coupling_entropy", "flips"),
+}
+
 
 def read_rows(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
     """The rows of a metrics file, up to a step; a line that was cut off when written is dropped."""
@@ -20,9 +25,9 @@ def read_rows(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
     for line in path.read_bytes().split(b"\n"):
         try:
             row = json.loads(line)
-            if last_step is not None and row["step"] > last_step:
+            if row.keys() != COLUMNS or (last_step is not None and row["step"] > last_step):
                 break
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, AttributeError, TypeError):
             break
         rows.append(row)
     return rows

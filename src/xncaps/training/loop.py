@@ -8,8 +8,10 @@ happened.
 import json
 import math
 import os
+import shlex
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,12 +41,13 @@ from xncaps.training.processes import (
     add_up_tensor,
     busy_machine,
     check_same,
+    note_begun,
     only_writer,
-    restarted,
     share_bytes,
     share_tensors,
     start_fabric,
     told_in_a_line,
+    was_begun,
 )
 from xncaps.training.run import Facts, Folder, facts_of, read_config, read_facts
 from xncaps.training.schedule import make_schedule
@@ -63,6 +66,8 @@ def train(
     data_dir: str | os.PathLike[str] | None = None,
     display: Display | None = None,
     save_seconds: float = SAVE_SECONDS,
+    stops: StopRequests | None = None,
+    go_on: str | None = None,
 ) -> Result:
     """Train a network and leave a folder with all there is to know about it.
 
@@ -74,20 +79,21 @@ def train(
         data_dir: a folder to look for data in first.
         display: told how the run goes.
         save_seconds: a checkpoint is written at the end of each epoch, and after so many seconds.
+        stops: notes that the process is asked to end; the run's own if not given.
+        go_on: the command that goes on with this run, named when it stops.
 
     Returns:
         Where the run lies, and how the network did on the test images.
     """
     folder = Folder(Path(out))
     fabric = start_fabric(config.precision)
-    resume = resume or restarted(fabric)
+    go_on = go_on or how_to_go_on(folder.path, data_dir)
     display = display if display is not None and fabric.is_global_zero else Display()
     with ExitStack() as stack:
         stack.enter_context(told_in_a_line(fabric))
         stack.callback(display.end)
-        stops = stack.enter_context(StopRequests())
         if fabric.is_global_zero:
-            check_folder(folder, config, resume)
+            resume = check_folder(folder, config, resume)
         ended = read_result(folder) if fabric.is_global_zero and resume else None
         result = share_result(fabric, folder, ended)
         if result is not None:
@@ -105,36 +111,54 @@ def train(
                 say=display.say,
             )
         facts = facts_of(data)
-        check_same(fabric, "the data", facts.fingerprint)
-        loop = Loop(config, data, facts, folder, fabric, display)
+        check_same(fabric, "the data", json.dumps(facts.fingerprint))
+        loop = Loop(config, data, facts, folder, fabric, display, go_on)
         if fabric.is_global_zero:
             folder.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(only_writer(folder.lock))
             if folder.data.exists() and read_facts(folder).fingerprint != facts.fingerprint:
-                raise began_otherwise(folder, [f"data: {facts.name} has changed"])
+                changed = differences(read_facts(folder).fingerprint, facts.fingerprint)
+                raise began_otherwise(folder, [f"data: {facts.name} has changed", *changed])
         loop.take_up()
         if fabric.is_global_zero:
             write_whole(folder.config, config.to_json().encode())
             write_whole(folder.data, facts.to_json().encode())
             loop.log = stack.enter_context(Log(folder, loop.state.step))
-        loop.run(stops, save_seconds)
-        return loop.finish()
+        stops = stops or stack.enter_context(StopRequests())
+        with loop.unwritable():
+            loop.run(stops, save_seconds)
+            return loop.finish()
 
 
-def check_folder(folder: Folder, config: Config, resume: bool) -> None:
-    """Make sure that the folder is new, or that the run in it is this one and is to go on."""
+def how_to_go_on(path: Path, data_dir: str | os.PathLike[str] | None) -> str:
+    """The command that goes on with a run, for people to copy."""
+    launch = "torchrun (as before) -m xncaps" if "TORCHELASTIC_RUN_ID" in os.environ else "xncaps"
+    where = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+    return f"{launch} train --resume {shlex.quote(str(path))}{where}"
+
+
+def check_folder(folder: Folder, config: Config, resume: bool) -> bool:
+    """Make sure that the folder is new, or that the run in it is this one and is to go on.
+
+    Returns whether it is to go on: as asked, or because torchrun has started this job again.
+    """
     if folder.path.is_dir():
         used = any(not path.name.startswith(".") for path in folder.path.iterdir())
     else:
         used = folder.path.exists()
+    resume = resume or was_begun(folder.path)
     if used and not resume:
-        hint = f"Go on with it by --resume {folder.path}, or choose another --out."
+        hint = (
+            f"Go on with it by --resume {shlex.quote(str(folder.path))}, or choose another --out."
+        )
         got = f"{str(folder.path)!r}, which exists"
         raise InputError(message("train", "out", "be a new folder", got, hint))
     if used:
         lines = differences(read_config(folder).to_dict(), config.to_dict())
         if lines:
             raise began_otherwise(folder, lines)
+    note_begun(folder.path)
+    return resume
 
 
 def began_otherwise(folder: Folder, lines: list[str]) -> InputError:
@@ -160,6 +184,7 @@ class Loop:
         folder: of the run.
         fabric: the processes.
         display: told how the run goes.
+        go_on: the command that goes on with it.
     """
 
     def __init__(
@@ -170,9 +195,10 @@ class Loop:
         folder: Folder,
         fabric: Fabric,
         display: Display,
+        go_on: str,
     ) -> None:
         self.config, self.data, self.facts, self.folder = config, data, facts, folder
-        self.fabric, self.display = fabric, display
+        self.fabric, self.display, self.go_on = fabric, display, go_on
         self.preprocess = facts.preprocess(config)
         self.batches = Batches(
             data.train,
@@ -215,7 +241,7 @@ class Loop:
             if stop and state.step < self.steps:
                 raise StoppedError(
                     f"stopped after step {state.step} of {self.steps}, and saved. "
-                    f"Go on with: xncaps train --resume {self.folder.path}"
+                    f"Go on with: {self.go_on}"
                 )
 
     def take_step(self, stop: bool) -> bool:
@@ -333,14 +359,7 @@ class Loop:
         for name, tensor in checkpoint.tensors.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
                 self.refuse(f"{name} is not finite")
-        try:
-            save_checkpoint(self.folder.checkpoints, checkpoint)
-        except OSError as error:
-            raise RunError(
-                f"{self.folder.checkpoints}: the checkpoint of step {self.state.step} cannot be "
-                f"written: {error.strerror}. The one before is kept; mend this, and go on with: "
-                f"xncaps train --resume {self.folder.path}"
-            ) from None
+        save_checkpoint(self.folder.checkpoints, checkpoint)
         self.saved_step = self.state.step
 
     def take_up(self) -> None:
@@ -377,14 +396,29 @@ class Loop:
     def refuse(self, what: str) -> NoReturn:
         """End the run because its numbers are no longer any."""
         step = self.state.step
-        kept = "There is no checkpoint yet"
-        if self.saved_step is not None:
-            kept = f"The last good checkpoint, of step {self.saved_step}, is kept"
         raise RunError(
             f"train: {what} at step {step + 1}, in epoch {step // self.batches.steps + 1} "
-            f"(learning rate {self.rate(min(step, self.steps - 1)):.3g}). {kept}. "
+            f"(learning rate {self.rate(min(step, self.steps - 1)):.3g}). {self.kept()} "
             "Try a smaller --lr, or --set clip=1."
         )
+
+    def kept(self) -> str:
+        """What there is to go on from."""
+        if self.saved_step is None:
+            return "There is no checkpoint yet."
+        return f"The last good checkpoint, of step {self.saved_step}, is kept."
+
+    @contextmanager
+    def unwritable(self) -> Iterator[None]:
+        """Say what cannot be written, a full disk for example, and how to go on."""
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self.folder.path
+            raise RunError(
+                f"{where}: cannot be written: {error.strerror or error}. {self.kept()} "
+                f"Mend this, and go on with: {self.go_on}"
+            ) from None
 
     def tell(self, speed: float) -> None:
         """Tell the display where the run is."""
@@ -411,7 +445,9 @@ class Loop:
         weights = sum(p.numel() for p in self.state.objective.network.parameters())
         head = f" with {config.head}" if config.head else ""
         processes = f"{self.fabric.world_size} processes of " if self.fabric.world_size > 1 else ""
-        hint = [BUSY] if busy_machine() and self.fabric.device.type == "cpu" else []
+        hints = [BUSY] if busy_machine() and self.fabric.device.type == "cpu" else []
+        if config.attach == "append":
+            hints.append("attach=append: the backbone's last block stays frozen at random weights")
         return [
             f"{config.model}{head}, {weights:,} parameters, on {facts.name}: {learnt:,} images to "
             f"learn from, {checked:,} for validation, {tested:,} to test on",
@@ -419,5 +455,5 @@ class Loop:
             f"images; {config.loss} loss, {config.optimizer}, {config.schedule} up to "
             f"{config.lr:g}; seed {config.seed}; {processes}{torch.get_num_threads()} threads, "
             f"{self.fabric.device.type}",
-            *hint,
+            *hints,
         ]

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -66,10 +67,17 @@ def _join(rank: int, world: int) -> None:
     """
     if distributed.is_initialized():
         return
-    store = next(rendezvous("env://", rank, world))[0]
+    store = _store(rank, world)
     fresh = PrefixStore(f"xncaps/{_agree(store, rank, world)}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(backend, store=fresh, rank=rank, world_size=world)
+
+
+@lru_cache(maxsize=1)
+def _store(rank: int, world: int) -> Store:
+    """The store that all processes share; torchrun's own, which outlives them, if it is there."""
+    store: Store = next(rendezvous("env://", rank, world))[0]
+    return store
 
 
 def _agree(store: Store, rank: int, world: int) -> str:
@@ -106,10 +114,27 @@ def _wait(deadline: float) -> None:
     time.sleep(0.02)
 
 
-def restarted(fabric: Fabric) -> bool:
-    """Whether torchrun has started any of the processes again."""
-    count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return add_up(fabric, [float(count)])[0] > 0
+def was_begun(out: Path) -> bool:
+    """Whether this job began to write ``out`` before torchrun started its processes again."""
+    return _under_torchrun() and _own_store().check([_begun(out)])
+
+
+def note_begun(out: Path) -> None:
+    """Note that this job begins to write ``out``, where torchrun's restarts will find it."""
+    if _under_torchrun():
+        _own_store().set(_begun(out), "")
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _own_store() -> Store:
+    return _store(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def _begun(out: Path) -> str:
+    return f"xncaps/begun/{out.absolute()}"
 
 
 @contextmanager

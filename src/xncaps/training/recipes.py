@@ -48,6 +48,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(name: str) -> dict[str, Any]:
-    """The settings of a recipe, to be changed at will before a ``Config`` is made of them."""
-    return dict(look_up("train", "recipe", name, RECIPES))
+def recipe(name: str, model: str | None = None) -> dict[str, Any]:
+    """The settings of a recipe, to be changed at will before a ``Config`` is made of them.
+
+    Args:
+        name: of the recipe.
+        model: the network, if another one is wanted; options of the recipe's own are left out.
+    """
+    settings = dict(look_up("train", "recipe", name, RECIPES))
+    if model is not None and model != settings["model"]:
+        settings.pop("options", None)
+        settings["model"] = model
+    return settings

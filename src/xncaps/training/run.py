@@ -1,6 +1,7 @@
 """A run on the disk: its folder, what lies in it, and the network it holds."""
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ class Facts:
         mean, std: of each channel over the training images.
         ground: what grey images are drawn on: dark, light or mixed.
         counts: images to learn from, for validation, and to test on.
-        fingerprint: of the training images.
+        fingerprint: of the images and labels of each part.
     """
 
     name: str
@@ -61,7 +62,24 @@ class Facts:
     std: tuple[float, ...]
     ground: str
     counts: tuple[int, int, int]
-    fingerprint: str
+    fingerprint: dict[str, str]
+
+    def __post_init__(self) -> None:
+        channels = len(self.mean)
+        numbers = [*self.mean, *self.std]
+        right = (
+            all(isinstance(text, str) for text in (self.name, self.ground, *self.classes))
+            and isinstance(self.pairs, bool)
+            and isinstance(self.fingerprint, dict)
+            and all(isinstance(size, int) and 0 < size < 2**15 for size in self.shape)
+            and (len(self.shape), len(self.std), len(self.counts)) == (3, channels, 3)
+            and self.shape[0] == channels
+            and len(self.classes) > 0
+            and all(isinstance(value, float) and math.isfinite(value) for value in numbers)
+            and min(self.std) >= 0
+        )
+        if not right:
+            raise TypeError("values of the wrong kind")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
@@ -78,9 +96,7 @@ class Facts:
 
     def preprocess(self, config: Config) -> Preprocess:
         """What makes network input of this data's images."""
-        side = self.image_size(config)
-        same = self.shape[1:] == (side, side)
-        return Preprocess(self.mean, self.std, None if same else side)
+        return Preprocess(self.mean, self.std, self.image_size(config))
 
     def image_size(self, config: Config) -> int:
         """The side of the images a network is built for."""
@@ -116,14 +132,16 @@ def facts_of(data: Splits) -> Facts:
         std=std,
         ground=ground_of(data.train.images[:1000]) if gray else "mixed",
         counts=(len(data.train), len(data.validation), len(data.test)),
-        fingerprint=data.train.fingerprint(),
+        fingerprint={
+            part: getattr(data, part).fingerprint() for part in ("train", "validation", "test")
+        },
     )
 
 
 def build_network(config: Config, facts: Facts) -> Classifier:
     """The network of a run, with new weights."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*attach='append'")  # the command line says so
+        warnings.filterwarnings("ignore", message=".*attach='append'")  # the run says so itself
         return create_model(
             config.model,
             config.head,
@@ -152,7 +170,7 @@ def read_facts(folder: Folder) -> Facts:
     """What a run noted of its data."""
     try:
         return Facts.from_dict(read_json(folder.data))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise RunError(f"{folder.data}: not what a run writes ({error}).") from None
 
 
@@ -179,7 +197,10 @@ def load_run(path: str | os.PathLike[str], say: Callable[[str], None] | None = N
     folder = Folder(Path(path))
     config = read_config(folder)
     facts = read_facts(folder)
-    network = build_network(config, facts)
+    try:
+        network = build_network(config, facts)
+    except InputError as error:
+        raise RunError(f"{folder.config} and {folder.data.name}: {error}") from None
     step = None
     if folder.weights.is_file():
         source, tensors = folder.weights, _read_weights(folder.weights)

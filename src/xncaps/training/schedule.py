@@ -29,6 +29,8 @@ def onecycle(step: int, high: float, steps: int, warmup: float) -> float:
     >>> [round(onecycle(step, 1.0, 5, 0.4), 4) for step in range(5)]
     [0.04, 1.0, 0.75, 0.25, 0.0]
     """
+    if steps == 1:
+        return high
     first, last = high / 25, high / 250_000
     top = warmup * steps - 1
     if step <= top:

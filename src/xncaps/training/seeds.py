@@ -13,6 +13,7 @@ from xncaps.errors import InputError, RunError, message
 from xncaps.training.checkpoint import write_whole
 from xncaps.training.config import Config, differences
 from xncaps.training.run import read_json
+from xncaps.training.stopping import StoppedError, StopRequests
 
 NAME = "seeds.json"
 
@@ -79,6 +80,8 @@ def train_seeds(
     *,
     resume: bool = False,
     writer: bool = True,
+    stops: StopRequests | None = None,
+    go_on: str = "",
 ) -> SeedsResult:
     """Run each seed in a sub-folder of ``out``; seeds that have ended are not run again.
 
@@ -90,6 +93,8 @@ def train_seeds(
             test accuracy.
         resume: go on in ``out``.
         writer: whether this process writes ``seeds.json``.
+        stops: notes that the process is asked to end; no further seed is begun then.
+        go_on: the command that goes on.
     """
     plan = {"seeds": seeds, "config": replace(config, seed=0).to_dict()}
     if writer:
@@ -97,6 +102,8 @@ def train_seeds(
     accuracies = {}
     try:
         for seed in seeds:
+            if stops is not None and stops.asked:
+                raise StoppedError(f"stopped before seed {seed}. Go on with: {go_on}")
             folder = out / f"seed-{seed}"
             going_on = resume and (folder / "config.json").exists()
             accuracies[seed] = train_one(replace(config, seed=seed), folder, going_on)
