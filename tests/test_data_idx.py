@@ -297,7 +297,7 @@ BAD = {
         f"{SHAPES} (3, 4, 4) {NAMES.format('(2,)')}",
     ),
     "swapped": ({"train": ([0, 1], some(2))}, f"{SHAPES} (2,) {NAMES.format('(2, 4, 4)')}"),
-    "flat": ({"train": (some(2)[0], [0, 1])}, f"{SHAPES} (4, 3) {NAMES.format('(2,)')}"),
+    "flat": ({"train": (some(2)[0], [0, 1])}, f"{SHAPES} (4, 4) {NAMES.format('(2,)')}"),
     "empty": ({"train": (some(0), [])}, f"{SHAPES} (0, 4, 4) {NAMES.format('(0,)')}"),
     "no height": ({"train": (some(2, 0), [0, 1])}, f"{SHAPES} (2, 0, 4) {NAMES.format('(2,)')}"),
     "label of the test set": (
