@@ -91,10 +91,15 @@ class Augment:
 
     def __call__(self, images: Tensor, drawn: Draw) -> Tensor:
         """Move the images as drawn: uint8 -> uint8, or float32 (0 to 255) where resampled."""
-        if "crop" in drawn:
+        matrix = drawn.get("matrix")
+        if matrix is not None and self.flip and not self.crop:
+            # The resampling can mirror as well: read from -x instead of x.
+            sides = 1 - 2 * drawn["flip"].float()
+            matrix = torch.stack([matrix[:, 0] * sides[:, None], matrix[:, 1]], dim=1)
+        elif "crop" in drawn:
             images = _crop_and_flip(images, drawn["crop"], drawn["flip"])
-        if "matrix" in drawn:
-            grid = _grid(drawn["matrix"], *images.shape[2:])
+        if matrix is not None:
+            grid = _grid(matrix, *images.shape[2:])
             images = F.grid_sample(
                 images.float(), grid, "bilinear", padding_mode="border", align_corners=False
             )
