@@ -97,7 +97,7 @@ class Augment:
             sides = 1 - 2 * drawn["flip"].float()
             matrix = torch.stack([matrix[:, 0] * sides[:, None], matrix[:, 1]], dim=1)
         elif "crop" in drawn:
-            images = _crop_and_flip(images, drawn["crop"], drawn["flip"])
+            images = _crop_and_flip(images, drawn["crop"], drawn["flip"], self.crop)
         if matrix is not None:
             grid = _grid(matrix, *images.shape[2:])
             images = F.grid_sample(
@@ -135,19 +135,27 @@ def _places(height: int, width: int) -> Tensor:
     return torch.stack([x * ones, y[:, None] * ones, ones]).view(3, -1)
 
 
-def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor) -> Tensor:
+def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor, most: int) -> Tensor:
     """Move by whole pixels with the edge reflected, and mirror: one gather."""
     batch, channels, height, width = images.shape
-    rows = _reflect(torch.arange(height) + offset[:, :1], height)
-    columns = _reflect(torch.arange(width) + offset[:, 1:], width)
-    columns = torch.where(flip[:, None], columns.flip(1), columns)
-    place = (rows[:, :, None] * width + columns[:, None, :]).view(batch, 1, -1)
+    rows = _sources(height, most)[0].index_select(0, offset[:, 0] + most) * width
+    ways = (offset[:, 1] + most) + flip * (2 * most + 1)
+    columns = _sources(width, most).flatten(0, 1).index_select(0, ways)
+    place = (rows[:, :, None] + columns[:, None, :]).view(batch, 1, -1)
     moved = images.reshape(batch, channels, -1).gather(2, place.expand(-1, channels, -1))
     return moved.view(images.shape)
 
 
-def _reflect(place: Tensor, size: int) -> Tensor:
-    """Places outside ``0 .. size - 1`` mirrored at the first and the last."""
+@lru_cache(maxsize=8)
+def _sources(size: int, most: int) -> Tensor:
+    """Where the pixels of a line come from: plain or mirrored, by offset from -most to most.
+
+    Places outside ``0 .. size - 1`` are reflected at the first and the last pixel.
+
+    Shape:
+        ``(2, 2 * most + 1, size)``.
+    """
     period = max(2 * (size - 1), 1)
-    place = place.remainder(period)
-    return torch.where(place < size, place, period - place)
+    place = (torch.arange(size) + torch.arange(-most, most + 1)[:, None]).remainder(period)
+    place = torch.where(place < size, place, period - place)
+    return torch.stack([place, place.flip(1)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xncaps.data.augment import Augment
+from xncaps.data.augment import Augment, Draw
 from xncaps.data.dataset import Dataset
 from xncaps.errors import InputError, check_shape, check_size, message
 
@@ -110,23 +110,29 @@ class Batches:
         self.seed = seed
         self.part = slice(rank * self.batch_size // world, (rank + 1) * self.batch_size // world)
         self.steps = len(data) // self.batch_size
-        self._order: tuple[int, Tensor] | None = None
+        self._planned: tuple[int, Tensor, Draw] | None = None
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """The images and labels of the batch with this number, this process' part of it."""
         epoch, place = divmod(step, self.steps)
+        order, drawn = self._plan(epoch)
         start = place * self.batch_size
-        chosen = self.order(epoch)[start : start + self.batch_size][self.part]
-        size = self.data.shape[1:]
-        drawn = self.augment.draw(self.batch_size, size, generator_for(self.seed, "augment", step))
-        drawn = {name: values[self.part] for name, values in drawn.items()}
-        moved = self.augment(self.data.images.index_select(0, chosen), drawn)
-        pixels = self.augment.blank(self.preprocess.normalise(moved), drawn)
+        mine = slice(start + self.part.start, start + self.part.stop)
+        chosen, fate = order[mine], {name: values[mine] for name, values in drawn.items()}
+        moved = self.augment(self.data.images.index_select(0, chosen), fate)
+        pixels = self.augment.blank(self.preprocess.normalise(moved), fate)
         return self.preprocess.resize(pixels), self.data.labels[chosen]
 
     def order(self, epoch: int) -> Tensor:
         """The order of the images in an epoch."""
-        if self._order is None or self._order[0] != epoch:
-            generator = generator_for(self.seed, "order", epoch)
-            self._order = (epoch, torch.randperm(len(self.data), generator=generator))
-        return self._order[1]
+        return self._plan(epoch)[0]
+
+    def _plan(self, epoch: int) -> tuple[Tensor, Draw]:
+        """The order of an epoch, and what happens to each image: drawn at once, once."""
+        if self._planned is None or self._planned[0] != epoch:
+            count = len(self.data)
+            order = torch.randperm(count, generator=generator_for(self.seed, "order", epoch))
+            chance = generator_for(self.seed, "augment", epoch)
+            drawn = self.augment.draw(count, self.data.shape[1:], chance)
+            self._planned = (epoch, order, drawn)
+        return self._planned[1:]
