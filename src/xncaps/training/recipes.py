@@ -29,7 +29,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "augment": {"rotate": 20.0, "shift": 3.2, "flip": True},
     },
     "paper-multimnist": {**_PAPER, "data": "multimnist", "epochs": 20},
-    "quick": {**_QUICK, "data": "sample", "epochs": 12, "augment": _DIGITS},
+    "quick": {**_QUICK, "data": "sample", "epochs": 20, "augment": _DIGITS},
     "quick-mnist": {**_QUICK, "data": "mnist", "epochs": 5, "augment": _DIGITS},
     "quick-cifar10": {
         **_QUICK,
