@@ -85,6 +85,29 @@ def test_import_is_light() -> None:
     assert not heavy & loaded
 
 
+def test_trained_networks_need_nothing_of_training() -> None:
+    loaded = set(
+        run("import sys, xncaps.cli.main, xncaps.training.apply; print(*sys.modules)").split()
+    )
+    assert not {"lightning_fabric", "matplotlib", "tensorboard", "onnx"} & loaded
+
+
+def test_training_says_what_it_needs() -> None:
+    """As where the extra is not installed: the modules cannot be found."""
+    code = (
+        "import importlib.util, sys; find = importlib.util.find_spec;"
+        "import xncaps.training as t;"
+        "t.find_spec = lambda name: None if name == 'matplotlib' else find(name);"
+        "from xncaps.cli.main import main; sys.exit(main(['train', '--out', 'never']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "xncaps: training needs matplotlib: in the folder of xncaps, "
+        "pip install -c constraints.txt '.[train]'.\n"
+    )
+
+
 def test_import_adds_little_time_to_torch() -> None:
     code = (
         "import time, torch; start = time.perf_counter(); import xncaps;"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from xncaps.training import Config, recipe
+from xncaps.training import Config, check_extra, recipe
 
 bench = typer.Typer(
     help=(
@@ -45,6 +45,7 @@ def bench_input(
 
     Example: xncaps bench input --recipe quick-cifar10
     """
+    check_extra()
     from xncaps.bench.input import bench_input as measure
 
     config = _config(recipe_name, data=data, model=model, head=head, batch_size=batch_size)
@@ -67,6 +68,7 @@ def bench_train(
 
     Example: xncaps bench train --model mobilenetv2 --head xnodr
     """
+    check_extra()
     from xncaps.bench.train import bench_train as measure
 
     if threads is not None:

@@ -11,7 +11,7 @@ import typer
 
 from xncaps.cli.display import make_display
 from xncaps.errors import InputError, message
-from xncaps.training import RECIPES, Config, recipe
+from xncaps.training import RECIPES, Config, check_extra, recipe
 from xncaps.training.config import LOSSES, OPTIMIZERS, SCHEDULES
 from xncaps.training.run import Folder, read_config
 from xncaps.training.seeds import NAME, parse_seeds, read_plan, train_seeds
@@ -115,6 +115,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
 
+    check_extra()
     from xncaps.training.loop import how_to_go_on
     from xncaps.training.loop import train as run_training
     from xncaps.training.processes import note_begun, was_begun

@@ -13,19 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from xncaps.errors import InputError, RunError, message
-
-try:
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-except ImportError:  # pragma: no cover
-    raise RunError(
-        "training needs Lightning Fabric: pip install -c constraints.txt 'xncaps[train]'."
-    ) from None
 
 try:
     import fcntl
