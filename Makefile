@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev ## lint, types, tests and doctests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses auto -m "not slow"
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
