@@ -18,7 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import runs
 from runs import command, rows, run, small, start, weights
-from xncaps.training.checkpoint import Checkpoint, save_checkpoint
+from xncaps.errors import RunError
+from xncaps.training.checkpoint import Checkpoint, parse_checkpoint, save_checkpoint
 
 KILLS = 30
 
@@ -216,6 +217,20 @@ def test_what_is_damaged_or_left_over_does_not_crowd_out_good_ones(tmp_path: Pat
         *("000000120.json", "000000120.safetensors", "000000130.json", "000000130.safetensors"),
         *("000000200.json.damaged", "000000200.safetensors.damaged", "notes.txt"),
     }
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    state = {"step": 7, "loss_sum": 0.125, "config": {"lr": 0.003, "head": "xnodr"}}
+    save_checkpoint(tmp_path, Checkpoint({"x": torch.ones(3), "y": torch.zeros(2)}, state))
+    files = [tmp_path / "000000007.json", tmp_path / "000000007.safetensors"]
+    good = [path.read_bytes() for path in files]
+    assert parse_checkpoint(*good).state == state
+    for which, content in enumerate(good):
+        for place in range(8 * len(content)):
+            bad = bytearray(content)
+            bad[place // 8] ^= 1 << place % 8
+            with pytest.raises(RunError):
+                parse_checkpoint(*(bytes(bad) if i == which else good[i] for i in range(2)))
 
 
 def test_a_file_in_place_of_the_checkpoints(half: Path, tmp_path: Path) -> None:
