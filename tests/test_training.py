@@ -244,6 +244,20 @@ def test_coupling_entropy() -> None:
     assert coupling_entropy(xncaps.create_model("convnet", head="fc"), images) is None
 
 
+def test_watching_a_network_does_not_change_it() -> None:
+    """BatchNorm must not learn from the validation images."""
+    model = xncaps.create_model("convnet", head="xnodr", width=0.25, caps_in=4).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images = torch.randn(8, 1, 28, 28)
+    watched = coupling_entropy(model, images)
+    weight_signs(model)
+    scores_of(model, images.byte(), Preprocess((0.1,), (0.3,)))
+    assert model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert coupling_entropy(model.eval(), images) == watched
+
+
 def test_evaluation_of_single_classes() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.1], [0.1, 0.7, 0.2], [0.0, 0.1, 0.9]])
     labels = torch.tensor([0, 0, 1, 2])

@@ -51,6 +51,11 @@ def coupling_entropy(network: Classifier, images: Tensor) -> float | None:
     """
     if not isinstance(network.head, CapsuleHead) or network.num_classes < 2 or len(images) == 0:
         return None
-    _, couplings = network(images, return_couplings=True)
+    was_training = network.training
+    network.eval()  # or BatchNorm would learn from these images
+    try:
+        _, couplings = network(images, return_couplings=True)
+    finally:
+        network.train(was_training)
     entropy = torch.special.entr(couplings).sum(dim=2).mean().item()
     return float(entropy) / math.log(network.num_classes)
