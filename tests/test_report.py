@@ -115,7 +115,7 @@ def make_case(
     each = (0.5,) * shape[0]
     facts = Facts("noise", names, shape, pairs, each, each, "dark", (100, 10, count), {})
     torch.manual_seed(0)
-    run = Run(Folder(tmp_path), config, facts, build_network(config, facts).eval(), None)
+    run = Run(Folder(tmp_path), config, facts, build_network(config, facts).eval())
     test = Dataset(images, labels, names)
     scores = torch.rand(count, len(names), generator=generator)
     if not random:

@@ -47,7 +47,7 @@ class PlainDisplay(Display):
         self.epochs: int | None = None
         self.told = time.monotonic()
 
-    def begin(self, lines: list[str], step: int, steps: int) -> None:
+    def begin(self, lines: list[str]) -> None:
         for line in lines:
             typer.echo(line)
 
@@ -96,7 +96,7 @@ class LiveDisplay(Display):
             self.tasks[name] = self.bars.add_task(name, figures="")
         self.bars.update(self.tasks[name], completed=done, total=total, **fields)  # type: ignore[arg-type]
 
-    def begin(self, lines: list[str], step: int, steps: int) -> None:
+    def begin(self, lines: list[str]) -> None:
         for line in lines:
             self.say(line)
 

@@ -22,8 +22,8 @@ class Moment:
 class Display:
     """Listens to a run; this one does nothing."""
 
-    def begin(self, lines: list[str], step: int, steps: int) -> None:
-        """The run begins, or goes on after ``step`` steps."""
+    def begin(self, lines: list[str]) -> None:
+        """The run begins, or goes on; ``lines`` say what it is."""
 
     def step(self, moment: Moment) -> None:
         """A step has been taken."""

@@ -75,7 +75,7 @@ def finish(
         "date": datetime.now(UTC).date().isoformat(),
     }
     display.say("writing the report")
-    run = Run(folder, config, facts, network.eval(), None)
+    run = Run(folder, config, facts, network.eval())
     write_report(run, rows, evaluation, test, scores, values)
     write_whole(folder.result, (json.dumps(values, indent=2) + "\n").encode())
     return Result(folder, values)

@@ -219,7 +219,7 @@ class Loop:
     def run(self, stops: StopRequests, save_seconds: float) -> None:
         """Take all steps that are left."""
         state = self.state
-        self.display.begin(self.headlines(), state.step, self.steps)
+        self.display.begin(self.headlines())
         state.model.train()
         begun = saved_at = speed_from = time.perf_counter()
         seconds_before, step_before = state.seconds, state.step

@@ -111,8 +111,6 @@ class Run:
     config: Config
     facts: Facts
     network: Classifier
-    step: int | None
-    """The step of the checkpoint, if the run has not ended."""
 
     @property
     def preprocess(self) -> Preprocess:
@@ -201,7 +199,6 @@ def load_run(path: str | os.PathLike[str], say: Callable[[str], None] | None = N
         network = build_network(config, facts)
     except InputError as error:
         raise RunError(f"{folder.config} and {folder.data.name}: {error}") from None
-    step = None
     if folder.weights.is_file():
         source, tensors = folder.weights, _read_weights(folder.weights)
     else:
@@ -224,7 +221,7 @@ def load_run(path: str | os.PathLike[str], say: Callable[[str], None] | None = N
     except RuntimeError as error:
         detail = " ".join(str(error).split())
         raise RunError(f"{source}: weights of another network ({detail[:200]}).") from None
-    return Run(folder, config, facts, network.eval(), step)
+    return Run(folder, config, facts, network.eval())
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
