@@ -15,11 +15,11 @@ from xncaps.errors import InputError
 from xncaps.training import RECIPES, Config, recipe
 from xncaps.training.config import differences
 from xncaps.training.evaluation import answers, evaluate_scores, scores_of
-from xncaps.training.loop import train
 from xncaps.training.monitors import coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.schedule import make_schedule, onecycle, triangular2
 from xncaps.training.seeds import SeedsResult, parse_seeds
+from xncaps.training.train import train
 
 
 def test_configuration_survives_json() -> None:

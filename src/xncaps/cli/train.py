@@ -116,9 +116,9 @@ def train(
         torch.set_num_threads(threads)
 
     check_extra()
-    from xncaps.training.loop import how_to_go_on
-    from xncaps.training.loop import train as run_training
     from xncaps.training.processes import note_begun, was_begun
+    from xncaps.training.train import how_to_go_on
+    from xncaps.training.train import train as run_training
 
     first = os.environ.get("RANK", "0") == "0"
     folder = out

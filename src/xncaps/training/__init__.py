@@ -1,6 +1,6 @@
 """Training: configuration, the loop, checkpoints, evaluation, reports.
 
-``xncaps.training.loop.train`` is the loop; it needs the ``train`` extra. What is needed to use a
+``xncaps.training.train.train`` runs it; that needs the ``train`` extra. What is needed to use a
 trained network (``load_run``) works without.
 """
 
