@@ -142,6 +142,28 @@ def test_a_full_disk_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")
+def test_too_little_memory_is_one_line() -> None:
+    """A real limit, a little above what the imported program has."""
+    program = """
+import resource, sys
+import xncaps.bench.train
+from xncaps.cli.main import main
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + 200 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+sys.exit(main("bench train --batch-size 3600 --seconds 0 --threads 1".split()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "xncaps: there is not enough memory for this. Try smaller sizes.\n"
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "xncaps", "paper", "--table", "nope"],

@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import xncaps
-from runs import command, run, small, weights
+from runs import command, run, small
 from xncaps.cli.main import main
 from xncaps.data import load_data
 from xncaps.training import load_run
@@ -52,7 +52,7 @@ def test_the_folder_holds_all_there_is(trained: Path) -> None:
         "pictures/couplings.png",
     } <= names
     result = json.loads((trained / "result.json").read_bytes())
-    assert result["test"]["top1"] > 0.7
+    assert result["test"]["top1"] > 0.85
     assert result["test"]["count"] == 1000
     assert result["peak_memory_bytes"] > 10**8
     assert json.loads((trained / "data.json").read_bytes())["counts"] == [1350, 150, 1000]
@@ -112,7 +112,7 @@ def test_evaluate_a_folder_of_colour_images(
     assert status == 0
     found = json.loads(out)
     assert found["count"] == 60
-    assert found["top1"] > 0.6
+    assert found["top1"] > 0.8
     assert [row["count"] for row in found["per_class"]] == [0, 0, 0, 20, 0, 20, 0, 0, 20, 0]
 
 
@@ -271,30 +271,6 @@ def test_a_damaged_run_is_one_line(
     assert err.startswith(f"xncaps: {tmp_path / name}: ")
     assert line in err
     assert err.count("\n") == 1
-
-
-def test_several_seeds(tmp_path: Path) -> None:
-    log, out = tmp_path / "log", tmp_path / "runs"
-    config = small(epochs=1)
-    words = [w for w in command(config, "--out", out) if not w.startswith("--set=seed")]
-    assert run([*words, "--seeds", "0-1"], log) == 0
-    found = json.loads((out / "seeds.json").read_bytes())
-    each = [
-        json.loads((out / f"seed-{seed}" / "result.json").read_bytes())["test"]["top1"]
-        for seed in (0, 1)
-    ]
-    assert list(found["accuracies"].values()) == each
-    assert weights(out / "seed-0") != weights(out / "seed-1")
-    assert found["mean"] == pytest.approx(sum(each) / 2)
-    assert " +- " in log.read_text()
-    # Killed between two seeds: what has ended is not run again.
-    (out / "seed-1" / "result.json").unlink()
-    before = (out / "seed-0" / "result.json").stat().st_mtime_ns
-    assert run(["train", "--resume", str(out)], log) == 0
-    assert json.loads((out / "seeds.json").read_bytes()) == found
-    assert (out / "seed-0" / "result.json").stat().st_mtime_ns == before
-    assert run(["train", "--resume", str(out), "--seeds", "0-2"], log) == 2
-    assert "seeds: [0, 1] -> [0, 1, 2]" in log.read_text().splitlines()[-1]
 
 
 def test_other_networks_and_losses_train(tmp_path: Path) -> None:

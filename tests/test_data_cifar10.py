@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from checks import put, refused
 from xncaps.data import cifar10, load_cifar10, load_data
 from xncaps.errors import InputError, RunError
 
@@ -24,15 +25,6 @@ CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 COUNTS = dict(zip(NAMES, (3, 2, 1, 4, 2, 3), strict=True))
-
-
-def refused(kind, call, *args):
-    """The one line with which a call is refused."""
-    with pytest.raises(kind) as caught:
-        call(*args)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def batch(count, seed):
@@ -84,13 +76,6 @@ def at(monkeypatch, *addresses):
     md5 = hashlib.md5(PUBLISHED).hexdigest()
     urls = tuple(address + ARCHIVE for address in addresses)
     monkeypatch.setattr(cifar10, "ARCHIVE", cifar10.Archive(ARCHIVE, md5, urls))
-
-
-def put(folder, contents):
-    for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def assert_is_the_small_set(split, data):

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from checks import refused
 from xncaps.data import files, idx, load_mnist
 from xncaps.data.files import Archive, fetch, search_folders
 from xncaps.errors import InputError, RunError
@@ -20,15 +21,6 @@ HINT = (
     "Put the file into one of these folders, or name its folder with --data-dir; a download goes "
     "on where it stopped."
 )
-
-
-def refused(kind, call, *args, **options):
-    """The one line with which a call is refused."""
-    with pytest.raises(kind) as caught:
-        call(*args, **options)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 class Server(ThreadingHTTPServer):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from checks import put, refused
 from xncaps.data import load_data, load_folder
 from xncaps.errors import InputError, RunError
 from xncaps.images import fit, ground_of, is_gray, match_ground, read_image, to_pixels
@@ -20,15 +21,6 @@ COLOURS = RNG.integers(0, 256, (9, 7, 3), np.uint8)
 GRAYS = RNG.integers(0, 256, (9, 7), np.uint8)
 ENDS = "(.png, .jpg, .jpeg, .webp, .bmp)"
 HINT = "Mend or remove it, or pass --skip-unreadable to leave such images out."
-
-
-def refused(kind, call, *args, **options):
-    """The one line with which a call is refused."""
-    with pytest.raises(kind) as caught:
-        call(*args, **options)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def gray_of(colours):
@@ -197,14 +189,6 @@ def encoded(image, form="PNG", **options):
 
 def gray(value, size=(8, 8)):
     return encoded(Image.new("L", size, value))
-
-
-def put(folder, contents):
-    for name, content in contents.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return folder
 
 
 def values(data):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from checks import refused
 from xncaps.data import idx, load_data, load_idx, load_mnist, read_idx
 from xncaps.errors import InputError, RunError
 
@@ -25,15 +26,6 @@ def packed(values, kind=8):
     array = np.asarray(values, np.uint8)
     head = struct.pack(f">HBB{array.ndim}I", 0, kind, array.ndim, *array.shape)
     return head + array.tobytes()
-
-
-def refused(call, *args, kind=RunError):
-    """The one line with which a call is refused."""
-    with pytest.raises(kind) as caught:
-        call(*args)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def outcome(call, *args):
@@ -78,13 +70,13 @@ def test_a_plain_file_cut_anywhere(path, length):
         there = length - 16
         values = f"12 values of shape (2, 3, 2), {there} are there. {HINT}"
         problem = f"truncated: its header promises {values}"
-    assert refused(read, path, FILE[:length]) == f"{path}: {problem}"
+    assert refused(RunError, read, path, FILE[:length]) == f"{path}: {problem}"
 
 
 def test_a_packed_file_cut_anywhere(path):
     content = gzip.compress(FILE, mtime=0)
     for length in range(len(content)):
-        told = refused(read, path, content[:length])
+        told = refused(RunError, read, path, content[:length])
         if length < 2:
             start = content[:length].hex(" ") or "nothing"
             assert told == f"{path}: not an IDX file: it starts with {start}. {HINT}"
@@ -100,7 +92,7 @@ def test_every_bit_of_the_header_counts(path, form):
         for bit in range(8):
             content = bytearray(FILE)
             content[place] ^= 1 << bit
-            told = refused(read, path, form(bytes(content)))
+            told = refused(RunError, read, path, form(bytes(content)))
             start = ("not an IDX file: ", "must hold bytes", "truncated: ", "longer than ")
             assert told.removeprefix(f"{path}: ").startswith(start)
 
@@ -118,10 +110,10 @@ def test_no_bit_of_a_packed_file_can_change_what_is_read(path):
 def test_trailing_bytes(path):
     problem = f"{path}: longer than the 12 values of shape (2, 3, 2) it promises. {HINT}"
     whole = gzip.compress(FILE, mtime=0)
-    assert refused(read, path, FILE + b"\0") == problem
-    assert refused(read, path, gzip.compress(FILE + b"\0")) == problem
-    assert refused(read, path, whole + gzip.compress(b"\0")) == problem
-    assert refused(read, path, whole + b"more").startswith(f"{path}: cannot be read: ")
+    assert refused(RunError, read, path, FILE + b"\0") == problem
+    assert refused(RunError, read, path, gzip.compress(FILE + b"\0")) == problem
+    assert refused(RunError, read, path, whole + gzip.compress(b"\0")) == problem
+    assert refused(RunError, read, path, whole + b"more").startswith(f"{path}: cannot be read: ")
     assert read(path, whole + b"\0\0\0").tolist() == TINY.tolist()  # gzip's own padding
 
 
@@ -134,7 +126,7 @@ def test_a_promise_allocates_nothing(path, shape, form):
     content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + b"abc"
     path.write_bytes(form(content))
     tracemalloc.start()
-    told = refused(read_idx, path)
+    told = refused(RunError, read_idx, path)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     count = 1
@@ -148,12 +140,12 @@ def test_a_promise_allocates_nothing(path, shape, form):
 @pytest.mark.parametrize("shape", [(0, MUCH, MUCH), (MUCH, MUCH, MUCH, 0)])
 def test_a_promise_of_nothing_in_a_shape_that_cannot_be(path, shape):
     content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
-    assert refused(read, path, content).startswith(f"{path}: ")
+    assert refused(RunError, read, path, content).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("kind", [0x09, 0x0B, 0x0C, 0x0D, 0x0E, 0x00, 0xFF])
 def test_other_types_than_bytes(path, kind):
-    told = refused(read, path, packed(TINY, kind))
+    told = refused(RunError, read, path, packed(TINY, kind))
     assert told == f"{path}: must hold bytes (IDX type 0x08); got type {kind:#04x}."
 
 
@@ -169,18 +161,19 @@ def test_other_types_than_bytes(path, kind):
 )
 def test_other_files(path, content, start):
     assert (
-        refused(read, path, content) == f"{path}: not an IDX file: it starts with {start}. {HINT}"
+        refused(RunError, read, path, content)
+        == f"{path}: not an IDX file: it starts with {start}. {HINT}"
     )
 
 
 def test_a_directory_a_missing_file_and_a_failing_disk(tmp_path):
-    told = refused(read_idx, tmp_path)
+    told = refused(RunError, read_idx, tmp_path)
     assert told == f"{tmp_path}: cannot be read: Is a directory. {REPLACE}"
-    told = refused(read_idx, tmp_path / "gone")
+    told = refused(RunError, read_idx, tmp_path / "gone")
     assert told == f"{tmp_path / 'gone'}: cannot be read: No such file or directory. {REPLACE}"
     if Path("/proc/self/mem").exists():  # its first byte cannot be read
         (tmp_path / "mem").symlink_to("/proc/self/mem")
-        told = refused(read_idx, tmp_path / "mem")
+        told = refused(RunError, read_idx, tmp_path / "mem")
         assert told == f"{tmp_path / 'mem'}: cannot be read: Input/output error. {REPLACE}"
 
 
@@ -314,19 +307,19 @@ BAD = {
 @pytest.mark.parametrize(("arrays", "problem"), BAD.values(), ids=BAD.keys())
 def test_a_folder_that_lacks_something(tmp_path, arrays, problem):
     put(tmp_path, **arrays)
-    assert refused(load_idx, tmp_path) == f"{tmp_path}: {problem}"
-    assert refused(load_data, f"idx:{tmp_path}") == f"{tmp_path}: {problem}"
+    assert refused(RunError, load_idx, tmp_path) == f"{tmp_path}: {problem}"
+    assert refused(RunError, load_data, f"idx:{tmp_path}") == f"{tmp_path}: {problem}"
 
 
 def test_a_directory_in_place_of_a_file_does_not_count(tmp_path):
     (tmp_path / f"train-{IMAGES}").mkdir()
-    assert refused(load_idx, tmp_path) == f"{tmp_path}: {NEITHER}"
+    assert refused(RunError, load_idx, tmp_path) == f"{tmp_path}: {NEITHER}"
 
 
 @pytest.mark.parametrize("name", ["gone", "file", "n" * 300])
 def test_not_a_folder(tmp_path, name):
     (tmp_path / "file").write_text("")
-    told = refused(load_idx, tmp_path / name, kind=InputError)
+    told = refused(InputError, load_idx, tmp_path / name)
     assert told == f"idx: PATH must be a folder; got {str(tmp_path / name)!r}."
 
 
@@ -335,7 +328,9 @@ def test_a_damaged_file_in_a_folder_is_named(tmp_path):
     bad = tmp_path / f"test-{LABELS}"
     bad.write_bytes(bad.read_bytes()[:-1])
     values = f"2 values of shape (2,), 1 are there. {HINT}"
-    assert refused(load_idx, tmp_path) == f"{bad}: truncated: its header promises {values}"
+    assert (
+        refused(RunError, load_idx, tmp_path) == f"{bad}: truncated: its header promises {values}"
+    )
 
 
 # --- MNIST ---
@@ -367,7 +362,7 @@ def test_the_genuine_mnist(split, part, count):
 
 
 def test_unknown_split():
-    assert refused(load_mnist, "valid", kind=InputError) == (
+    assert refused(InputError, load_mnist, "valid") == (
         "load_mnist: split must be one of train, test; got 'valid'."
     )
 
@@ -376,7 +371,7 @@ def test_fashion_under_the_name_of_mnist(tmp_path):
     fashion = packed(some(5, 28, 28))
     path = tmp_path / f"train-{IMAGES}.gz"
     path.write_bytes(gzip.compress(fashion))
-    assert refused(load_mnist, "train", tmp_path) == (
+    assert refused(RunError, load_mnist, "train", tmp_path) == (
         f"{path}: not the published MNIST train-images-idx3-ubyte: its content has SHA-256 "
         f"{hashlib.sha256(fashion).hexdigest()[:16]}..., expected ba891046e6505d7a.... Replace the "
         "file or move it away, and it will be looked for elsewhere or downloaded."
@@ -395,6 +390,6 @@ def test_no_damaged_file_passes_for_mnist(tmp_path, monkeypatch, form):
     whole = (tmp_path / f"train-{LABELS}.gz").read_bytes()
     for length in range(len(whole)):
         (tmp_path / f"train-{LABELS}.gz").write_bytes(whole[:length])
-        told = refused(load_mnist, "train", tmp_path)
+        told = refused(RunError, load_mnist, "train", tmp_path)
         assert told.startswith(f"{tmp_path / f'train-{LABELS}.gz'}: ")
         assert REPLACE[:-1] in told

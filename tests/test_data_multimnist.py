@@ -12,21 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from checks import refused
 from xncaps.data import Dataset, compose, load, load_data, load_multimnist, load_sample, multimnist
 from xncaps.data.multimnist import compose_authors
 from xncaps.errors import InputError, InputTypeError, RunError
 
 TEN = tuple("0123456789")
 SHIFTS = list(product(range(-4, 5), repeat=2))
-
-
-def refused(kind, call, *args, **options):
-    """The one line with which a call is refused."""
-    with pytest.raises(kind) as caught:
-        call(*args, **options)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def sample(split):

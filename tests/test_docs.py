@@ -35,7 +35,7 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert names["couplings"].shape == (32, 128, 10)
     assert names["lengths"].shape == (32, 10)
     assert torch.isfinite(names["loss"])
-    assert 0 < names["result"].accuracy <= 1
+    assert names["result"].accuracy > 0.15  # one epoch; four seeds gave 0.24 to 0.61
     assert (tmp_path / "runs" / "from-python" / "report.html").exists()
 
 

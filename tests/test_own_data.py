@@ -56,7 +56,7 @@ def test_a_folder_of_images_from_training_to_prediction(
     assert run(command(config, "--out", tmp_path / "run"), tmp_path / "log") == 0
     result = json.loads((tmp_path / "run" / "result.json").read_bytes())
     assert result["test"]["count"] == 24
-    assert result["test"]["top1"] > 0.6
+    assert result["test"]["top1"] > 0.7  # a third by chance; eight seeds gave 0.79 to 1
     assert [row["class"] for row in result["test"]["per_class"]] == ["bar", "disc", "wide box"]
     draw("bar", (150, 150), 999).save(tmp_path / "new.png")
     capsys.readouterr()
@@ -87,7 +87,7 @@ def test_one_geometry_for_files_of_all_kinds(
     )
     assert run(command(config, "--out", tmp_path / "run"), tmp_path / "log") == 0
     result = json.loads((tmp_path / "run" / "result.json").read_bytes())["test"]
-    assert result["top1"] > 0.6
+    assert result["top1"] > 0.8
     (tmp_path / "png").mkdir()
     for index in range(60):
         path = tmp_path / "png" / f"{index:03}-{int(data.test.labels[index])}.png"
@@ -101,7 +101,7 @@ def test_one_geometry_for_files_of_all_kinds(
     for each, row in zip(found, scores.tolist(), strict=True):
         assert max(each["scores"].values()) == pytest.approx(max(row), abs=1e-5)
     hits = sum(each["classes"] == [Path(each["image"]).stem[-1]] for each in found)
-    assert hits / 60 > 0.5
+    assert hits / 60 > 0.7
 
 
 def test_images_of_another_size_are_brought_to_the_network_s(

@@ -18,7 +18,6 @@ from xncaps.training.evaluation import answers, evaluate_scores, scores_of
 from xncaps.training.monitors import coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.schedule import make_schedule, onecycle, triangular2
-from xncaps.training.seeds import SeedsResult, parse_seeds
 from xncaps.training.train import train
 
 
@@ -317,31 +316,6 @@ def test_scores_do_not_depend_on_the_batch_and_leave_the_mode() -> None:
     assert model.training
     one = scores_of(model, images[290:291], preprocess)
     torch.testing.assert_close(scores[290:291], one)
-
-
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("1,5-6", [1, 5, 6]), (" 1, 2", [1, 2])],
-)
-def test_seeds_are_read(text: str, seeds: list[int]) -> None:
-    assert parse_seeds(text) == seeds
-
-
-@pytest.mark.parametrize("text", ["", "a", "4-1", "1,,2", "-3", "0-", "1,1", "0-99999", "1.5"])
-def test_bad_seeds_are_refused(text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_seeds(text)
-    assert str(caught.value).startswith("train: seeds must ")
-
-
-def test_mean_and_deviation() -> None:
-    result = SeedsResult({0: 0.9, 1: 0.92, 2: 0.97})
-    mean = (0.9 + 0.92 + 0.97) / 3
-    spread = math.sqrt(sum((x - mean) ** 2 for x in (0.9, 0.92, 0.97)) / 2)
-    assert result.mean == pytest.approx(mean)
-    assert result.deviation == pytest.approx(spread)
-    assert str(SeedsResult({4: 0.5})) == "50.00% over 1 seed (4: 50.00%)"
-    assert SeedsResult({4: 0.5}).to_dict()["deviation"] is None
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,3 @@ def interleave(tasks: Mapping[str, Callable[[], object]], seconds: float) -> dic
             task()
             times[name].append(time.perf_counter() - start)
     return times
-
-
-def best(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """The shortest time of each task: the one that other programs disturbed least."""
-    return {name: min(values) for name, values in times.items()}

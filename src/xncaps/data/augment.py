@@ -72,10 +72,12 @@ class Augment:
             return torch.rand(count, *shape, generator=generator)
 
         drawn = {}
-        if self.flip or self.crop:
-            drawn["flip"] = (uniform() < 0.5) if self.flip else torch.zeros(count).bool()
+        flip = (uniform() < 0.5) if self.flip else torch.zeros(count).bool()
+        if self.crop or (self.flip and not self.moves):
             span = 2 * self.crop + 1
+            drawn["flip"] = flip
             drawn["crop"] = (uniform(2) * span).long() - self.crop
+            flip = torch.zeros_like(flip)
         if self.moves:
             height, width = size
             turn, grow, across, down = uniform(4).mul_(2).sub_(1).unbind(1)
@@ -83,6 +85,8 @@ class Augment:
             factor = 1 / (1 + grow * self.scale)
             cos, sin = factor * angle.cos(), factor * angle.sin()
             matrix = [cos, sin * (-height / width), across * (2 * self.shift / width)]
+            # Resampling can mirror as well: x is read from -x.
+            matrix = [torch.where(flip, -value, value) for value in matrix]
             matrix += [sin * (width / height), cos, down * (2 * self.shift / height)]
             drawn["matrix"] = torch.stack(matrix, dim=1).view(count, 2, 3)
         if self.cutout:
@@ -91,15 +95,10 @@ class Augment:
 
     def __call__(self, images: Tensor, drawn: Draw) -> Tensor:
         """Move the images as drawn: uint8 -> uint8, or float32 (0 to 255) where resampled."""
-        matrix = drawn.get("matrix")
-        if matrix is not None and self.flip and not self.crop:
-            # The resampling can mirror as well: read from -x instead of x.
-            sides = 1 - 2 * drawn["flip"].float()
-            matrix = torch.stack([matrix[:, 0] * sides[:, None], matrix[:, 1]], dim=1)
-        elif "crop" in drawn:
+        if "crop" in drawn:
             images = _crop_and_flip(images, drawn["crop"], drawn["flip"], self.crop)
-        if matrix is not None:
-            grid = _grid(matrix, *images.shape[2:])
+        if "matrix" in drawn:
+            grid = _grid(drawn["matrix"], *images.shape[2:])
             images = F.grid_sample(
                 images.float(), grid, "bilinear", padding_mode="border", align_corners=False
             )
@@ -122,17 +121,16 @@ class Augment:
 
 def _grid(matrix: Tensor, height: int, width: int) -> Tensor:
     """What ``F.affine_grid(matrix, size, align_corners=False)`` gives, many times as fast."""
-    moved = matrix.reshape(-1, 3) @ _places(height, width)
-    return moved.view(len(matrix), 2, height, width).permute(0, 2, 3, 1)
+    across, down, start = matrix[..., None].unbind(2)
+    rows = (across * _places(width) + start)[:, :, None, :]
+    columns = (down * _places(height))[..., None]
+    return (rows + columns).permute(0, 2, 3, 1)
 
 
 @lru_cache(maxsize=8)
-def _places(height: int, width: int) -> Tensor:
-    """The coordinates (x, y, 1) of all pixels, ``(3, height * width)``, from -1 to 1."""
-    x = (2 * torch.arange(width) + 1) / width - 1
-    y = (2 * torch.arange(height) + 1) / height - 1
-    ones = torch.ones(height, width)
-    return torch.stack([x * ones, y[:, None] * ones, ones]).view(3, -1)
+def _places(size: int) -> Tensor:
+    """The middles of the pixels of a line that goes from -1 to 1."""
+    return (2 * torch.arange(size) + 1) / size - 1
 
 
 def _crop_and_flip(images: Tensor, offset: Tensor, flip: Tensor, most: int) -> Tensor:
