@@ -377,7 +377,7 @@ def test_bench_input_and_train(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "bench", "input", "--seconds", 0.1, "--batch-size", 32, "--json")
     assert status == 0
     found = json.loads(out)
-    assert found["ratio"] > 2
+    assert min(found["ratio"], found["median_ratio"]) > 2
     assert 0 < found["share_of_step"] < 0.5
     assert torch.get_num_threads() == threads
     status, out, _ = call(capsys, "bench", "train", "--seconds", 0.1, "--batch-size", 32, "--json")

@@ -81,11 +81,15 @@ def moved(image, degrees, factor, shift):
     ("shift", "rotate", "scale"),
     [(2, 0, 0), (1.5, 0, 0), (0, 90, 0), (0, 30, 0), (0, 0, 0.5), (3, 25, 0.2), (0.3, 180, 0.9)],
 )
-def test_moves_equal_plain_loops(always, shift, rotate, scale, size, drawn):
+@pytest.mark.parametrize("flip", [True, False])
+def test_moves_equal_plain_loops(always, shift, rotate, scale, flip, size, drawn):
+    """A mirrored image is moved as the others are."""
     images = random_images(2, 2, *size)
     always(drawn)
     u = 2 * drawn - 1
-    out = applied(Augment(shift=shift, rotate=rotate, scale=scale), images)
+    out = applied(Augment(shift=shift, rotate=rotate, scale=scale, flip=flip), images)
+    if flip and drawn < 0.5:
+        images = images.flip(3)
     assert (out.dtype, out.shape) == (torch.float32, images.shape)
     for number in range(2):
         for channel in range(2):
@@ -180,6 +184,12 @@ def test_what_is_drawn_keeps_its_bounds_and_reaches_them():
         assert abs(values.mean()) < most * 0.02
     both = torch.stack([*bounds.values(), *drawn["crop"].T, *drawn["cutout"].T, drawn["flip"]])
     assert (torch.corrcoef(both.double()) - torch.eye(9)).abs().max() < 0.04
+
+
+def test_half_of_the_moved_images_are_mirrored():
+    matrix = Augment(rotate=30, flip=True).draw(20000, (20, 10), seeded())["matrix"]
+    mirrored = torch.linalg.det(matrix[:, :, :2]) < 0
+    assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.02)
 
 
 WHOLE = "be a whole number of pixels, 0 or more"

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+from glob import glob
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -73,6 +75,16 @@ def children(parent: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
+def begin(args: list[str], log: IO[str], pattern: Path) -> subprocess.Popen[bytes]:
+    """Start a torchrun, and wait until a file of this pattern is there."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(args, env=environment, stdout=log, stderr=log)
+    while not glob(str(pattern)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_is_started_again(tmp_path: Path, victim: int) -> None:
@@ -81,12 +93,8 @@ def test_a_killed_worker_is_started_again(tmp_path: Path, victim: int) -> None:
     reference, folder = tmp_path / "reference", tmp_path / "run"
     assert run(torchrun(command(config, "--out", reference))).returncode == 0
     args = torchrun(command(config, "--out", folder, "--save-seconds", 0), restarts=2)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(args, env=environment, stdout=log, stderr=log)
-        while not list(folder.glob("checkpoints/00000002*.json")):
-            assert process.poll() is None
-            time.sleep(0.01)
+        process = begin(args, log, folder / "checkpoints" / "00000002*.json")
         workers = sorted(children(process.pid))
         assert len(workers) == 2
         os.kill(workers[victim], signal.SIGKILL)
@@ -141,12 +149,8 @@ def test_several_seeds_go_on_after_a_restart(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = [w for w in command(small(), "--out", out) if not w.startswith("--set=seed")]
     args = torchrun([*words, "--seeds", "0-1", "--save-seconds", "0"], 1, restarts=1)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(args, env=environment, stdout=log, stderr=log)
-        while not list(out.glob("seed-1/checkpoints/*5.json")):
-            assert process.poll() is None
-            time.sleep(0.01)
+        process = begin(args, log, out / "seed-1" / "checkpoints" / "*5.json")
         for worker in children(process.pid):
             os.kill(worker, signal.SIGKILL)
         assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
@@ -50,12 +49,7 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.writer.close()
 
     def step(self, step: int, **values: float) -> None:

@@ -1,7 +1,7 @@
 """Ctrl-C and its like: finish the step, save, and go."""
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from xncaps.errors import RunError
@@ -29,12 +29,7 @@ class StopRequests:
                 break
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
