@@ -149,9 +149,10 @@ class CapsuleHead(nn.Module):
         self, features: Tensor, return_couplings: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         capsules = self.primary_norm(self.primary(features))
+        if not return_couplings:
+            return capsule_length(self.capsules_norm(self.capsules(capsules)))
         v, couplings = self.capsules(capsules, return_couplings=True)
-        lengths = capsule_length(self.capsules_norm(v))
-        return (lengths, couplings) if return_couplings else lengths
+        return capsule_length(self.capsules_norm(v)), couplings
 
 
 HEADS: dict[str, Callable[..., LinearHead | FCHead | CapsuleHead]] = {

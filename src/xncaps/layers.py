@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from xncaps import kernels, reference
 from xncaps.binarizers import BINARIZERS, SCALES, mean_scale
 from xncaps.errors import (
     InputError,
@@ -20,7 +21,7 @@ from xncaps.errors import (
     look_up,
     message,
 )
-from xncaps.routing import AGREEMENTS, ROUTINGS, XnorAgreement
+from xncaps.routing import AGREEMENTS, ROUTINGS, DotAgreement, DynamicRouting, XnorAgreement
 
 
 class CapsuleLinear(nn.Module):
@@ -143,26 +144,61 @@ class CapsuleLinear(nn.Module):
         check_floating(where, "x", x)
         check_shape(where, "x", x, batch=None, caps_in=self.caps_in, dim_in=self.dim_in)
         check_like(where, "x", x, self.weight)
+        if self._is_fused(x):
+            return self._fused(x, return_couplings)
         v, couplings = self.routing(self.project(x))
         return (v, couplings) if return_couplings else v
 
     def project(self, x: Tensor) -> Tensor:
         """The predictions u ``(batch, caps_in, caps_out, dim_out)`` of LP_out."""
-        if self.binarizer is None:
-            return torch.einsum("bid,ijde->bije", x, self.weight)
-        binarizer = BINARIZERS[self.binarizer]
-        dots = torch.einsum("bid,ijde->bije", binarizer(x, -1), binarizer(self.weight, 2))
-        if self.scale is not None:
-            return dots * self.scale.squeeze(2)
-        x_scale = mean_scale(x, -1, self.detach_scale).unsqueeze(-1)  # (b, i, 1, 1)
-        w_scale = mean_scale(self.weight, 2, self.detach_scale).squeeze(2)  # (i, j, e)
-        return dots * x_scale * w_scale
+        return reference.project(x, self.weight, self.binarizer, self.scale, self.detach_scale)
+
+    def _is_fused(self, x: Tensor) -> bool:
+        """Whether a kernel can do all of this at once, unseen by anyone who looks inside."""
+        routing, agreement = self.routing, self.routing.agreement
+        if type(routing) is not DynamicRouting or type(agreement) not in (
+            DotAgreement,
+            XnorAgreement,
+        ):
+            return False
+        if _is_watched(routing) or _is_watched(agreement):
+            return False
+        if type(self).project is not CapsuleLinear.project:
+            return False
+        learned = agreement.scale if isinstance(agreement, XnorAgreement) else None
+        return kernels.serves(x, self.weight, self.scale, routing.bias, learned)
+
+    def _fused(self, x: Tensor, return_couplings: bool) -> Tensor | tuple[Tensor, Tensor]:
+        routing, agreement = self.routing, self.routing.agreement
+        return kernels.capsules(
+            x,
+            self.weight,
+            self.scale,
+            routing.bias,
+            agreement.scale if isinstance(agreement, XnorAgreement) else None,
+            routing.iterations,
+            self.binarizer,
+            agreement.binarizer if isinstance(agreement, XnorAgreement) else None,
+            self.detach_scale,
+            routing.detach,
+            return_couplings=return_couplings,
+        )
 
     def extra_repr(self) -> str:
         sizes = f"{self.caps_in}, {self.dim_in}, {self.caps_out}, {self.dim_out}"
         binarizer = "" if self.binarizer is None else f", binarizer={self.binarizer!r}"
         scale = "" if self.scale is None else ", scale='learned'"
         return f"{sizes}{binarizer}{scale}"
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether hooks want to see what goes in and out."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 class LayerOptions(TypedDict, total=False):

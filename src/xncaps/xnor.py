@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from xncaps.binarizers import BINARIZERS, SCALES, mean_scale
+from xncaps import kernels, reference
+from xncaps.binarizers import BINARIZERS, SCALES
 from xncaps.errors import (
     InputError,
     check_choice,
@@ -74,14 +74,11 @@ class XnorLinear(nn.Module):
             requirement = f"have shape (..., in_features={self.in_features})"
             raise InputError(message(where, "x", requirement, tuple(x.shape)))
         check_like(where, "x", x, self.weight)
-        binarizer = BINARIZERS[self.binarizer]
-        y = F.linear(binarizer(x, -1), binarizer(self.weight, 1))
-        if self.scale is not None:
-            y = y * self.scale
-        else:
-            w_scale = mean_scale(self.weight, 1, self.detach_scale).squeeze(1)
-            y = y * mean_scale(x, -1, self.detach_scale) * w_scale
-        return y if self.bias is None else y + self.bias
+        if _is_inference(x, self.weight, self.scale, self.bias):
+            return kernels.xnor_linear(x, self.weight, self.scale, self.bias, self.binarizer)
+        return reference.xnor_linear(
+            x, self.weight, self.scale, self.bias, self.binarizer, self.detach_scale
+        )
 
     def extra_repr(self) -> str:
         return (
@@ -160,21 +157,14 @@ class XnorConv2d(nn.Module):
         )
         check_like(where, "x", x, self.weight)
         self._check_window(x)
-        binarizer = BINARIZERS[self.binarizer]
-        rows, columns = self.padding
-        signs = F.pad(binarizer(x, 1), (columns, columns, rows, rows), value=-1.0)
-        y = F.conv2d(signs, binarizer(self.weight, (1, 2, 3)), None, self.stride, 0, self.dilation)
-        y = y * (self._mean_scales(x) if self.scale is None else self.scale.view(-1, 1, 1))
-        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
-
-    def _mean_scales(self, x: Tensor) -> Tensor:
-        """A times the scale of W: ``(batch, out_channels, height', width')``."""
-        means = mean_scale(x, 1, self.detach_scale)  # M: (batch, 1, height, width)
-        area = self.kernel_size[0] * self.kernel_size[1]
-        k = means.new_full((1, 1, *self.kernel_size), 1 / area)
-        windows = F.conv2d(means, k, None, self.stride, self.padding, self.dilation)  # A
-        w_scale = mean_scale(self.weight, (1, 2, 3), self.detach_scale).view(-1, 1, 1)
-        return windows * w_scale
+        places = self.stride, self.padding, self.dilation
+        if _is_inference(x, self.weight, self.scale, self.bias):
+            return kernels.xnor_conv2d(
+                x, self.weight, self.scale, self.bias, *places, self.binarizer
+            )
+        return reference.xnor_conv2d(
+            x, self.weight, self.scale, self.bias, *places, self.binarizer, self.detach_scale
+        )
 
     def _check_window(self, x: Tensor) -> None:
         for axis, name in ((0, "height"), (1, "width")):
@@ -191,6 +181,14 @@ class XnorConv2d(nn.Module):
             f"bias={self.bias is not None}, "
             f"binarizer={self.binarizer!r}{'' if self.scale is None else ', scale=learned'}"
         )
+
+
+def _is_inference(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether a kernel can do it, and no gradient is needed: training multiplies floats."""
+    needs_gradient = torch.is_grad_enabled() and (
+        x.requires_grad or any(p is not None and p.requires_grad for p in parameters)
+    )
+    return not needs_gradient and kernels.serves(x, *parameters)
 
 
 def _pair(where: str, what: str, value: int | tuple[int, int], least: int = 1) -> tuple[int, int]:

@@ -1,0 +1,226 @@
+// The fused forward pass: project a block, then sweep over the blocks once for every iteration, while
+// the predictions of a sample stay in the cache.
+#pragma once
+
+#include "blocks.h"
+
+namespace xncaps::XNCAPS_ISA {
+
+// What one sample needs while it is routed.
+struct Workspace {
+  float* totals;       // (rows, kLanes): sums of a sweep, lane by lane
+  float* logits;       // (caps_out, 32), or (blocks, caps_out, 32) if they are kept
+  float* means;        // (blocks, caps_out, 32) of the predictions
+  Signs* signs;        // (blocks, rows)
+  float* sums;         // (rows)
+  float* v;            // (rows)
+  float* v_sum;        // (rows): v of all iterations so far
+  float* v_means;      // (caps_out)
+  uint8_t* v_positive;  // (rows)
+  float* couplings;    // (caps_out, 32)
+  float* x_scale;      // (samples, blocks, 32)
+  uint8_t* x_bits;     // (bytes, 32)
+  float* x_lanes;      // (samples, dim_in, 32)
+  float* u;            // (samples, blocks, rows, 32)
+
+  Workspace(const Layer& layer, const Sizes& sizes, int64_t samples, Parts& parts) {
+    const bool xnor = layer.agreement != Binarizer::none;
+    const int64_t lanes = sizes.caps_out * kBlock;
+    totals = parts.take<float>(totals_size(sizes));
+    logits = parts.take<float>(xnor ? sizes.blocks * lanes : lanes);
+    means = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
+    signs = parts.take<Signs>(xnor ? sizes.blocks * sizes.rows : 0);
+    sums = parts.take<float>(sizes.rows);
+    v = parts.take<float>(sizes.rows);
+    v_sum = parts.take<float>(sizes.rows);
+    v_means = parts.take<float>(sizes.caps_out);
+    v_positive = parts.take<uint8_t>(sizes.rows);
+    couplings = parts.take<float>(lanes);
+    x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
+    x_bits = parts.take<uint8_t>(sizes.bytes * kBlock);
+    x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
+    u = parts.take<float>(samples * sizes.u_size);
+  }
+};
+
+// Whether the mean of abs(x) is left out of the predictions, and multiplied in where they are read.
+// The signs of predictions need all of it.
+inline bool is_folded(const Layer& layer, const Weights& weights) {
+  return layer.projection != Binarizer::none && layer.agreement == Binarizer::none &&
+         !weights.learned;
+}
+
+inline void clear_totals(const Sizes& sizes, float* totals) {
+  std::memset(totals, 0, totals_size(sizes) * sizeof(float));
+}
+
+// Predictions of one sample from signs; their sums over the lanes go to `totals`.
+template <bool OneByte, bool Folded, class Scale>
+inline void project_sample(const Layer& layer, const Sizes& sizes, const WeightBlocks& blocks,
+                           bool learned, const float* x, Workspace& work, float* u) {
+  for (int64_t block = 0; block < sizes.blocks; ++block) {
+    const int64_t first = block * kBlock, width = width_at(first, sizes.caps_in);
+    gather(x + first * sizes.dim_in, sizes.dim_in, width, work.x_lanes);
+    pack_signs(layer.projection, work.x_lanes, sizes.dim_in, work.x_bits);
+    Vec x_scale[kVecs];
+    for (int q = 0; q < kVecs; ++q) x_scale[q] = set(1.0f);
+    if (!learned) mean_abs(work.x_lanes, sizes.dim_in, x_scale);
+    for (int q = 0; q < kVecs; ++q) store(work.x_scale + first + q * kLanes, x_scale[q]);
+    project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale,
+                                          u + block * sizes.u_block, work.totals);
+  }
+}
+
+// Predictions of one sample or of several, from signs or in floats. With signs `totals` has the
+// sums of the (one) sample already.
+inline void project(const Layer& layer, const Sizes& sizes, const Weights& weights,
+                    const WeightBlocks& blocks, const float* x, int samples, Workspace& work) {
+  if (layer.projection != Binarizer::none) {
+    const bool one = sizes.bytes == 1, folded = is_folded(layer, weights);
+    auto run = &project_sample<false, false, float>;
+    if (weights.half) {
+      run = folded ? (one ? &project_sample<true, true, uint16_t>
+                          : &project_sample<false, true, uint16_t>)
+                   : (one ? &project_sample<true, false, uint16_t>
+                          : &project_sample<false, false, uint16_t>);
+    } else {
+      run = folded ? (one ? &project_sample<true, true, float> : &project_sample<false, true, float>)
+                   : (one ? &project_sample<true, false, float>
+                          : &project_sample<false, false, float>);
+    }
+    run(layer, sizes, blocks, weights.learned, x, work, work.u);
+    return;
+  }
+  const int64_t x_stride = sizes.dim_in * kBlock;
+  for (int64_t block = 0; block < sizes.blocks; ++block) {
+    const int64_t first = block * kBlock, width = width_at(first, sizes.caps_in);
+    for (int s = 0; s < samples; ++s) {
+      gather(x + (s * sizes.caps_in + first) * sizes.dim_in, sizes.dim_in, width,
+             work.x_lanes + s * x_stride);
+    }
+    const float* floats = blocks.at(block).floats;
+    float* u = work.u + block * sizes.u_block;
+    if (samples == 4) {
+      project_floats<4>(sizes, floats, work.x_lanes, x_stride, u, sizes.u_size);
+    } else {
+      for (int s = 0; s < samples; ++s) {
+        project_floats<1>(sizes, floats, work.x_lanes + s * x_stride, x_stride, u + s * sizes.u_size,
+                          sizes.u_size);
+      }
+    }
+  }
+}
+
+// Adds the xnor agreement of a block with v to the logits.
+inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t* v_positive,
+                           const float* v_means, const float* learned, float* logits) {
+  for (int64_t j = 0; j < sizes.caps_out; ++j) {
+    Vec dots[kVecs];
+    dot_described(sizes, u.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
+    const Vec scale = set(learned == nullptr ? v_means[j] : learned[j]);
+    for (int q = 0; q < kVecs; ++q) {
+      const int64_t at = j * kBlock + q * kLanes;
+      if (learned == nullptr) dots[q] = dots[q] * load(u.means + at);
+      store(logits + at, fma(dots[q], scale, load(logits + at)));
+    }
+  }
+}
+
+// Routes one sample whose predictions are in u and their sums in work.totals.
+inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights, const float* u,
+                  Workspace& work, float* v_out, float* sums_out, float* couplings_out) {
+  const bool xnor = layer.agreement != Binarizer::none, folded = is_folded(layer, weights);
+  const int64_t lanes = sizes.caps_out * kBlock, padded_in = sizes.blocks * kBlock;
+  if (xnor && sizes.iterations > 1) {
+    std::memset(work.logits, 0, sizes.blocks * lanes * sizeof(float));
+    for (int64_t block = 0; block < sizes.blocks; ++block) {
+      describe(sizes, layer.agreement, u + block * sizes.u_block,
+               {work.means + block * lanes, work.signs + block * sizes.rows});
+    }
+  }
+  for (int64_t t = 0; t < sizes.iterations; ++t) {
+    if (t > 0) {
+      clear_totals(sizes, work.totals);
+      for (int64_t block = 0; block < sizes.blocks; ++block) {
+        const float* u_block = u + block * sizes.u_block;
+        float* c = work.couplings;
+        if (xnor) {
+          float* logits = work.logits + block * lanes;
+          agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
+                         work.v_positive, work.v_means, weights.agreement_scale, logits);
+          std::memcpy(c, logits, lanes * sizeof(float));
+        } else {
+          // u . v of all iterations so far, added up, is u . (the sum of v).
+          dot_rows(sizes, u_block, work.v_sum, c);
+        }
+        const float* x_scale = work.x_scale + block * kBlock;
+        if (folded) scale_lanes(sizes, x_scale, c);
+        softmax(sizes, c);
+        if (couplings_out != nullptr) {
+          float* to = couplings_out + (t - 1) * sizes.caps_out * padded_in + block * kBlock;
+          for (int64_t j = 0; j < sizes.caps_out; ++j) {
+            std::memcpy(to + j * padded_in, c + j * kBlock, kBlock * sizeof(float));
+          }
+        }
+        if (folded) scale_lanes(sizes, x_scale, c);
+        add_weighted(sizes, u_block, c, work.totals);
+      }
+    }
+    const float factor = t == 0 ? 1.0f / static_cast<float>(sizes.caps_out) : 1.0f;
+    float* sums = sums_out == nullptr ? work.sums : sums_out + t * sizes.rows;
+    finish_sums(sizes, work.totals, factor, weights.bias, sums);
+    const bool last = t + 1 == sizes.iterations;
+    float* v = last ? v_out : work.v;
+    squash(sizes, sums, v);
+    if (last) break;
+    for (int64_t row = 0; row < sizes.rows; ++row) {
+      work.v_sum[row] = t == 0 ? v[row] : work.v_sum[row] + v[row];
+    }
+    for (int64_t j = 0; xnor && j < sizes.caps_out; ++j) {
+      const int64_t at = j * sizes.dim_out;
+      work.v_means[j] = describe_output(layer.agreement, v + at, sizes.dim_out,
+                                        work.v_positive + at);
+    }
+  }
+}
+
+inline void forward(const Layer& layer, const Weights& weights, const ForwardCall& call) {
+  const Sizes sizes = sizes_of(layer);
+  // In floats every weight that is loaded serves four samples; signs are cheap to load again.
+  const int64_t together = layer.projection == Binarizer::none && call.batch >= 4 ? 4 : 1;
+  const int64_t groups = (call.batch + together - 1) / together;
+  const int64_t parts_count = groups < call.threads ? groups : call.threads;
+  Parts count(nullptr);
+  WeightBlocks(sizes, weights, count);
+  Workspace(layer, sizes, together, count);
+
+  parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
+    Parts parts(memory);
+    const WeightBlocks blocks(sizes, weights, parts);
+    Workspace work(layer, sizes, together, parts);
+    const int64_t end = groups * (part + 1) / parts_count;
+    for (int64_t group = groups * part / parts_count; group < end; ++group) {
+      const int64_t first = group * together, left = call.batch - first;
+      const int samples = static_cast<int>(left < together ? left : together);
+      clear_totals(sizes, work.totals);
+      project(layer, sizes, weights, blocks, call.x + first * sizes.caps_in * sizes.dim_in, samples,
+              work);
+      for (int s = 0; s < samples; ++s) {
+        const float* u = work.u + s * sizes.u_size;
+        if (layer.projection == Binarizer::none) {
+          clear_totals(sizes, work.totals);
+          for (int64_t block = 0; block < sizes.blocks; ++block) {
+            add_rows(sizes, u + block * sizes.u_block, work.totals);
+          }
+        }
+        const int64_t b = first + s;
+        float* sums = call.sums == nullptr ? nullptr : call.sums + b * sizes.iterations * sizes.rows;
+        const int64_t kept = (sizes.iterations - 1) * sizes.caps_out * sizes.blocks * kBlock;
+        float* couplings = call.couplings == nullptr ? nullptr : call.couplings + b * kept;
+        route(layer, sizes, weights, u, work, call.v + b * sizes.rows, sums, couplings);
+      }
+    }
+  });
+}
+
+}  // namespace xncaps::XNCAPS_ISA

@@ -1,0 +1,18 @@
+#include "lanes_avx2.h"
+
+#define XNCAPS_ISA avx2
+#include "backward.h"
+#include "pack.h"
+#include "xnor.h"
+
+namespace xncaps {
+
+const Kernel* avx2_kernel() {
+  static const Kernel kernel{
+      "avx2",        avx2::forward,       avx2::backward,    avx2::linear,
+      avx2::conv,    avx2::pack_capsules, avx2::pack_linear, avx2::pack_conv,
+  };
+  return &kernel;
+}
+
+}  // namespace xncaps

@@ -1,0 +1,18 @@
+#include "lanes_avx512.h"
+
+#define XNCAPS_ISA avx512
+#include "backward.h"
+#include "pack.h"
+#include "xnor.h"
+
+namespace xncaps {
+
+const Kernel* avx512_kernel() {
+  static const Kernel kernel{
+      "avx512",        avx512::forward,       avx512::backward,    avx512::linear,
+      avx512::conv,    avx512::pack_capsules, avx512::pack_linear, avx512::pack_conv,
+  };
+  return &kernel;
+}
+
+}  // namespace xncaps

@@ -1,0 +1,18 @@
+#include "lanes_portable.h"
+
+#define XNCAPS_ISA portable
+#include "backward.h"
+#include "pack.h"
+#include "xnor.h"
+
+namespace xncaps {
+
+const Kernel* portable_kernel() {
+  static const Kernel kernel{
+      "portable",        portable::forward,       portable::backward,    portable::linear,
+      portable::conv,    portable::pack_capsules, portable::pack_linear, portable::pack_conv,
+  };
+  return &kernel;
+}
+
+}  // namespace xncaps

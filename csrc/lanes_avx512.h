@@ -1,0 +1,126 @@
+// The lanes of AVX-512 (F, BW, DQ, VL, BITALG): 16 floats; bytes in halves of a register.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "layout.h"
+#include "transpose_x86.h"
+
+namespace xncaps::avx512 {
+
+using Vec = __m512;
+using Mask = __mmask16;
+constexpr int kLanes = 16, kVecs = kBlock / kLanes;
+
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+inline Vec set(float a) { return _mm512_set1_ps(a); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b if either is NaN
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+inline Mask greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline Mask is_nan(Vec a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+
+inline Vec load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// exp(a) for a <= 0 or NaN, within 2 units in the last place.
+inline Vec exp_of_nonpositive(Vec a) {
+  const Vec n = _mm512_roundscale_ps(a * set(1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+  Vec r = _mm512_fnmadd_ps(n, set(0.693359375f), a);
+  r = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), r);
+  Vec p = set(1.0f / 720);
+  p = fma(p, r, set(1.0f / 120));
+  p = fma(p, r, set(1.0f / 24));
+  p = fma(p, r, set(1.0f / 6));
+  p = fma(p, r, set(0.5f));
+  p = fma(p, r, set(1.0f));
+  p = fma(p, r, set(1.0f));
+  // -inf - (-inf) is NaN above: zero is set apart.
+  const Mask finite = _mm512_cmp_ps_mask(a, set(-150.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(finite, p, n);
+}
+
+// sums[k] = sum over the lanes of the k-th of 16 vectors.
+inline void reduce(const float* vectors, float* sums) {
+  Vec a[16];
+  for (int k = 0; k < 16; ++k) a[k] = load(vectors + 16 * k);
+  // Each step adds neighbours, so that a vector holds sums of twice as many vectors.
+  Vec b[8];
+  for (int k = 0; k < 8; ++k) {
+    const Vec x = a[2 * k], y = a[2 * k + 1];
+    b[k] = _mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y);  // x y x y in each quarter
+  }
+  Vec c[4];
+  for (int k = 0; k < 4; ++k) {
+    const __m512d x = _mm512_castps_pd(b[2 * k]), y = _mm512_castps_pd(b[2 * k + 1]);
+    c[k] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+  }
+  // Quarters of c[k] hold partial sums of vectors 4k..4k+3.
+  const Vec d = _mm512_shuffle_f32x4(c[0], c[1], 0x44) + _mm512_shuffle_f32x4(c[0], c[1], 0xee);
+  const Vec e = _mm512_shuffle_f32x4(c[2], c[3], 0x44) + _mm512_shuffle_f32x4(c[2], c[3], 0xee);
+  store(sums, _mm512_shuffle_f32x4(d, e, 0x88) + _mm512_shuffle_f32x4(d, e, 0xdd));
+}
+
+// Bytes of the 32 lanes of a block.
+using Bytes = __m256i;
+
+inline Bytes load_bytes(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+inline void store_bytes(void* p, Bytes a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
+inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
+inline Bytes count_different_bits(Bytes a, Bytes b) {
+  return _mm256_popcnt_epi8(_mm256_xor_si256(a, b));
+}
+
+inline Vec floats_of_bytes(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+// The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
+constexpr int kTileRows = 4, kTileBlocks = 4;
+using Code = uint8_t;
+using Column = Bytes;
+inline Code code_of(uint8_t byte) { return byte; }
+inline Column column_of(Bytes bytes) { return bytes; }
+inline Bytes count_different(Column column, Code code) {
+  return count_different_bits(column, set_bytes(code));
+}
+
+inline void add_to_counts(uint16_t* counts, Bytes a) {
+  const __m512i sum = _mm512_add_epi16(_mm512_loadu_si512(counts), _mm512_cvtepu8_epi16(a));
+  _mm512_storeu_si512(counts, sum);
+}
+
+// Bit k is whether p[k] is above the threshold.
+inline uint8_t positive_bits(const float* p, float threshold) {
+  return _mm256_cmp_ps_mask(_mm256_loadu_ps(p), _mm256_set1_ps(threshold), _CMP_GT_OQ);
+}
+
+// Signs of the 32 lanes of a block.
+using Signs = uint32_t;
+
+inline Signs signs_of(const Vec* a, const Vec* thresholds) {
+  const uint32_t low = greater(a[0], thresholds[0]), high = greater(a[1], thresholds[1]);
+  return low | high << 16;
+}
+// Adds `value` to the bytes of the lanes whose sign is +1.
+inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
+  return _mm256_mask_add_epi8(a, positive, a, value);
+}
+// Adds one to the bytes of the lanes whose sign is not `sign`.
+inline Bytes count_where_not(Bytes a, Signs signs, bool sign) {
+  const uint32_t all = sign ? ~uint32_t{0} : 0;
+  return _mm256_mask_add_epi8(a, signs ^ all, a, _mm256_set1_epi8(1));
+}
+
+}  // namespace xncaps::avx512

@@ -1,0 +1,192 @@
+// Lanes in plain C++, for any compiler and CPU: loops short enough to be unrolled and vectorised.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+#include "layout.h"
+
+namespace xncaps::portable {
+
+constexpr int kLanes = 8, kVecs = kBlock / kLanes;
+
+struct Vec {
+  float lane[kLanes];
+};
+struct Mask {
+  bool lane[kLanes];
+};
+
+template <class Function>
+inline Vec each(Function function) {
+  Vec out;
+  for (int k = 0; k < kLanes; ++k) out.lane[k] = function(k);
+  return out;
+}
+template <class Function>
+inline Mask each_bool(Function function) {
+  Mask out;
+  for (int k = 0; k < kLanes; ++k) out.lane[k] = function(k);
+  return out;
+}
+
+inline Vec operator+(Vec a, Vec b) { return each([&](int k) { return a.lane[k] + b.lane[k]; }); }
+inline Vec operator-(Vec a, Vec b) { return each([&](int k) { return a.lane[k] - b.lane[k]; }); }
+inline Vec operator*(Vec a, Vec b) { return each([&](int k) { return a.lane[k] * b.lane[k]; }); }
+inline Vec operator/(Vec a, Vec b) { return each([&](int k) { return a.lane[k] / b.lane[k]; }); }
+
+inline Vec load(const float* p) { return each([&](int k) { return p[k]; }); }
+inline void store(float* p, Vec a) { std::memcpy(p, a.lane, sizeof a.lane); }
+inline Vec set(float a) { return each([&](int) { return a; }); }
+inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec abs(Vec a) { return each([&](int k) { return std::fabs(a.lane[k]); }); }
+inline Vec max(Vec a, Vec b) {  // b if either is NaN
+  return each([&](int k) { return a.lane[k] > b.lane[k] ? a.lane[k] : b.lane[k]; });
+}
+inline Vec min(Vec a, Vec b) {
+  return each([&](int k) { return a.lane[k] < b.lane[k] ? a.lane[k] : b.lane[k]; });
+}
+inline Mask greater(Vec a, Vec b) {
+  return each_bool([&](int k) { return a.lane[k] > b.lane[k]; });
+}
+inline Mask is_nan(Vec a) {
+  return each_bool([&](int k) { return a.lane[k] != a.lane[k]; });
+}
+inline Vec select(Mask m, Vec a, Vec b) {
+  return each([&](int k) { return m.lane[k] ? a.lane[k] : b.lane[k]; });
+}
+
+inline Vec load_half(const uint16_t* p) {
+  return each([&](int k) { return half_to_float(p[k]); });
+}
+
+// exp(a) for a <= 0 or NaN, within 2 units in the last place; 0 where it would be subnormal. The
+// loops have no calls and no branches, so that they become vector instructions.
+inline Vec exp_of_nonpositive(Vec a) {
+  const Vec bounded = max(set(-87.3f), a);  // a NaN stays one
+  Vec n, out;
+  for (int k = 0; k < kLanes; ++k) {
+    // Adding and taking away 1.5 * 2^23 rounds to a whole number.
+    const float shifted = bounded.lane[k] * 1.44269504f + 12582912.0f;
+    n.lane[k] = shifted - 12582912.0f;
+  }
+  Vec r = bounded - n * set(0.693359375f) - n * set(-2.12194440e-4f);
+  Vec p = set(1.0f / 720);
+  p = fma(p, r, set(1.0f / 120));
+  p = fma(p, r, set(1.0f / 24));
+  p = fma(p, r, set(1.0f / 6));
+  p = fma(p, r, set(0.5f));
+  p = fma(p, r, set(1.0f));
+  p = fma(p, r, set(1.0f));
+  for (int k = 0; k < kLanes; ++k) {
+    const float whole = n.lane[k] == n.lane[k] ? n.lane[k] : 0.0f;
+    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    out.lane[k] = a.lane[k] < -87.3f ? 0.0f : p.lane[k] * power;
+  }
+  return out;
+}
+
+// sums[k] = sum over the lanes of the k-th of kLanes vectors.
+inline void reduce(const float* vectors, float* sums) {
+  for (int k = 0; k < kLanes; ++k) {
+    const float* v = vectors + kLanes * k;
+    sums[k] = ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+  }
+}
+
+// Bytes of the 32 lanes of a block.
+struct Bytes {
+  uint8_t lane[kBlock];
+};
+
+inline Bytes load_bytes(const void* p) {
+  Bytes out;
+  std::memcpy(out.lane, p, sizeof out.lane);
+  return out;
+}
+inline void store_bytes(void* p, Bytes a) { std::memcpy(p, a.lane, sizeof a.lane); }
+
+template <class Function>
+inline Bytes each_byte(Function function) {
+  Bytes out;
+  for (int k = 0; k < kBlock; ++k) out.lane[k] = static_cast<uint8_t>(function(k));
+  return out;
+}
+
+inline Bytes set_bytes(int a) { return each_byte([&](int) { return a; }); }
+inline Bytes add_bytes(Bytes a, Bytes b) {
+  return each_byte([&](int k) { return a.lane[k] + b.lane[k]; });
+}
+inline Bytes sub_bytes(Bytes a, Bytes b) {
+  return each_byte([&](int k) { return a.lane[k] - b.lane[k]; });
+}
+// The bits of all bytes are counted side by side, which vectorises where a popcount for each byte
+// does not.
+inline Bytes count_different_bits(Bytes a, Bytes b) {
+  return each_byte([&](int k) {
+    uint8_t x = a.lane[k] ^ b.lane[k];
+    x = static_cast<uint8_t>(x - ((x >> 1) & 0x55));
+    x = static_cast<uint8_t>((x & 0x33) + ((x >> 2) & 0x33));
+    return (x + (x >> 4)) & 0x0f;
+  });
+}
+
+inline Vec floats_of_bytes(const int8_t* p) {
+  return each([&](int k) { return static_cast<float>(p[k]); });
+}
+
+// The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
+constexpr int kTileRows = 2, kTileBlocks = 1;
+using Code = uint8_t;
+using Column = Bytes;
+inline Code code_of(uint8_t byte) { return byte; }
+inline Column column_of(Bytes bytes) { return bytes; }
+inline Bytes count_different(Column column, Code code) {
+  return count_different_bits(column, set_bytes(code));
+}
+
+inline void add_to_counts(uint16_t* counts, Bytes a) {
+  for (int k = 0; k < kBlock; ++k) counts[k] = static_cast<uint16_t>(counts[k] + a.lane[k]);
+}
+
+// Bit k is whether p[k] is above the threshold.
+inline uint8_t positive_bits(const float* p, float threshold) {
+  unsigned bits = 0;
+  for (int k = 0; k < 8; ++k) bits |= static_cast<unsigned>(p[k] > threshold) << k;
+  return static_cast<uint8_t>(bits);
+}
+
+// Signs of the 32 lanes of a block: 0 or 255.
+using Signs = Bytes;
+
+inline Signs signs_of(const Vec* a, const Vec* thresholds) {
+  Signs out;
+  for (int q = 0; q < kVecs; ++q) {
+    for (int k = 0; k < kLanes; ++k) {
+      out.lane[q * kLanes + k] = a[q].lane[k] > thresholds[q].lane[k] ? 255 : 0;
+    }
+  }
+  return out;
+}
+// Adds `value` to the bytes of the lanes whose sign is +1.
+inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
+  return each_byte([&](int k) { return a.lane[k] + (positive.lane[k] & value.lane[k]); });
+}
+// Adds one to the bytes of the lanes whose sign is not `sign`.
+inline Bytes count_where_not(Bytes a, Signs signs, bool sign) {
+  const uint8_t all = sign ? 255 : 0;
+  return each_byte([&](int k) { return a.lane[k] - (signs.lane[k] ^ all); });
+}
+
+// Moves 8 rows of 8 floats to 8 columns.
+inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  for (int row = 0; row < 8; ++row) {
+    for (int k = 0; k < 8; ++k) to[k * to_stride + row] = from[row * from_stride + k];
+  }
+}
+
+}  // namespace xncaps::portable

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace xncaps {
+namespace {  // compiled anew for every instruction set
+
+// Moves 8 rows of 8 floats to 8 columns.
+inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  __m256 a[8], b[8];
+  for (int k = 0; k < 8; ++k) a[k] = _mm256_loadu_ps(from + k * from_stride);
+  for (int k = 0; k < 4; ++k) {
+    b[2 * k] = _mm256_unpacklo_ps(a[2 * k], a[2 * k + 1]);
+    b[2 * k + 1] = _mm256_unpackhi_ps(a[2 * k], a[2 * k + 1]);
+  }
+  for (int k = 0; k < 2; ++k) {
+    for (int h = 0; h < 2; ++h) {
+      a[4 * k + 2 * h] = _mm256_shuffle_ps(b[4 * k + h], b[4 * k + 2 + h], 0x44);
+      a[4 * k + 2 * h + 1] = _mm256_shuffle_ps(b[4 * k + h], b[4 * k + 2 + h], 0xee);
+    }
+  }
+  for (int k = 0; k < 4; ++k) {
+    _mm256_storeu_ps(to + k * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x20));
+    _mm256_storeu_ps(to + (k + 4) * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x31));
+  }
+}
+
+}  // namespace
+}  // namespace xncaps

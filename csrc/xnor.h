@@ -1,0 +1,363 @@
+// Products of signs: a linear layer and a convolution on one core, which counts the bits in which
+// rows differ from columns. Columns are lanes: 32 outputs of the linear layer, 32 pixels of an image.
+#pragma once
+
+#include "blocks.h"
+
+namespace xncaps::XNCAPS_ISA {
+
+// So many bytes of counts below 256, and of counts below 65,536.
+constexpr int64_t kByteSteps = 255 / 8, kWordSteps = 65535 / 8;
+
+// counts[row][block][lane] = bits in which a row differs from a column. Byte k of a block of columns
+// is at columns + block * block_stride + offsets[k].
+template <int Rows, int Blocks>
+inline void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, const uint8_t* columns,
+                       int64_t block_stride, const int64_t* offsets, int32_t* counts) {
+  for (int64_t begin = 0; begin < bytes; begin += kWordSteps) {
+    const int64_t end = begin + kWordSteps < bytes ? begin + kWordSteps : bytes;
+    alignas(64) uint16_t words[Rows][Blocks][kBlock] = {};
+    for (int64_t first = begin; first < end; first += kByteSteps) {
+      const int64_t last = first + kByteSteps < end ? first + kByteSteps : end;
+      Bytes sum[Rows][Blocks];
+      for (int r = 0; r < Rows; ++r) {
+        for (int b = 0; b < Blocks; ++b) sum[r][b] = set_bytes(0);
+      }
+      for (int64_t k = first; k < last; ++k) {
+        const uint8_t* at = columns + offsets[k];
+        Column column[Blocks];
+        for (int b = 0; b < Blocks; ++b) column[b] = column_of(load_bytes(at + b * block_stride));
+        for (int r = 0; r < Rows; ++r) {
+          const Code code = rows[r * row_stride + k];
+          for (int b = 0; b < Blocks; ++b) {
+            sum[r][b] = add_bytes(sum[r][b], count_different(column[b], code));
+          }
+        }
+      }
+      for (int r = 0; r < Rows; ++r) {
+        for (int b = 0; b < Blocks; ++b) add_to_counts(words[r][b], sum[r][b]);
+      }
+    }
+    const uint16_t* word = &words[0][0][0];
+    for (int k = 0; k < Rows * Blocks * kBlock; ++k) {
+      counts[k] = begin == 0 ? word[k] : counts[k] + word[k];
+    }
+  }
+}
+
+// The same for any number of blocks up to those of a whole tile.
+template <int Rows, int Blocks = kTileBlocks>
+inline void count_blocks(int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
+                         const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
+                         int32_t* counts) {
+  if (blocks == Blocks) {
+    count_tile<Rows, Blocks>(rows, row_stride, bytes, columns, block_stride, offsets, counts);
+  } else if constexpr (Blocks > 1) {
+    count_blocks<Rows, Blocks - 1>(blocks, rows, row_stride, bytes, columns, block_stride, offsets,
+                                   counts);
+  }
+}
+
+// The same for any number of rows, too.
+inline void count_any(int rows_count, int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
+                      const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
+                      int32_t* counts) {
+  if (rows_count == kTileRows) {
+    count_blocks<kTileRows>(blocks, rows, row_stride, bytes, columns, block_stride, offsets, counts);
+    return;
+  }
+  for (int r = 0; r < rows_count; ++r) {
+    count_blocks<1>(blocks, rows + r * row_stride, row_stride, bytes, columns, block_stride, offsets,
+                    counts + r * blocks * kBlock);
+  }
+}
+
+// What the signs of a vector depend on, and the mean of its absolute numbers.
+struct Row {
+  float threshold, mean;
+};
+
+inline Row describe_row(Binarizer binarizer, const float* x, int64_t count) {
+  float most = x[0], least = x[0];
+  for (int64_t k = 1; binarizer == Binarizer::midrange && k < count; ++k) {
+    most = most > x[k] || most != most ? most : x[k];
+    least = least < x[k] || least != least ? least : x[k];
+  }
+  Vec sums[2] = {set(0.0f), set(0.0f)};
+  int64_t k = 0;
+  for (; k + 2 * kLanes <= count; k += 2 * kLanes) {
+    for (int h = 0; h < 2; ++h) sums[h] = sums[h] + abs(load(x + k + h * kLanes));
+  }
+  alignas(64) float lanes[kLanes];
+  store(lanes, sums[0] + sums[1]);
+  float sum = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
+  for (; k < count; ++k) sum += std::fabs(x[k]);
+  const float threshold = binarizer == Binarizer::midrange ? (most + least) * 0.5f : 0.0f;
+  return {threshold, sum / static_cast<float>(count)};
+}
+
+// The signs of up to 8 numbers.
+inline uint8_t byte_at(const float* x, int64_t left, float threshold) {
+  if (left >= 8) return positive_bits(x, threshold);
+  unsigned bits = 0;
+  for (int64_t k = 0; k < left; ++k) bits |= static_cast<unsigned>(x[k] > threshold) << k;
+  return static_cast<uint8_t>(bits);
+}
+
+// The signs of a row as codes; returns the mean of its absolute numbers.
+inline float encode_row(Binarizer binarizer, const float* x, int64_t count, Code* codes) {
+  const Row row = describe_row(binarizer, x, count);
+  for (int64_t k = 0; k < count; k += 8) {
+    codes[k / 8] = code_of(byte_at(x + k, count - k, row.threshold));
+  }
+  return row.mean;
+}
+
+// y of some rows for up to kTileBlocks blocks of outputs.
+inline void multiply_columns(const LinearCall& call, const Code* codes, const float* means,
+                             int64_t first_row, int64_t rows, int64_t block, int blocks,
+                             const uint8_t* columns, const int64_t* offsets) {
+  const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
+  const int64_t left = call.out_features - first;
+  const int64_t width = left < blocks * kBlock ? left : blocks * kBlock;
+  alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
+  for (int64_t row = 0; row < rows; row += kTileRows) {
+    const int count = static_cast<int>(rows - row < kTileRows ? rows - row : kTileRows);
+    count_any(count, blocks, codes + row * bytes, bytes, bytes, columns, bytes * kBlock, offsets,
+              counts);
+    for (int r = 0; r < count; ++r) {
+      const int32_t* different = counts + r * blocks * kBlock;
+      const float mean = call.learned ? 1.0f : means[row + r];
+      const float* scale = call.scale + first;
+      const int32_t bits = static_cast<int32_t>(call.in_features);
+      float* y = call.y + (first_row + row + r) * call.out_features + first;
+      for (int64_t k = 0; k < width; ++k) {
+        y[k] = static_cast<float>(bits - 2 * different[k]) * mean * scale[k];
+      }
+      for (int64_t k = 0; call.bias != nullptr && k < width; ++k) y[k] += call.bias[first + k];
+    }
+  }
+}
+
+inline void linear(const LinearCall& call) {
+  const int64_t bytes = bytes_for(call.in_features), blocks = blocks_for(call.out_features);
+  const int64_t last = (blocks - 1) * kBlock, last_width = width_at(last, call.out_features);
+  const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
+  const int64_t parts_count = tiles < call.threads ? tiles : call.threads;
+  struct Memory {
+    int64_t* offsets;
+    uint8_t* narrow;  // the last block, if it is not 32 lanes wide, filled up with zeros
+    Code* codes;
+    float* means;
+    Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, Parts& parts)
+        : offsets(parts.take<int64_t>(bytes)),
+          narrow(parts.take<uint8_t>(narrow_bytes)),
+          codes(parts.take<Code>(rows * bytes)),
+          means(parts.take<float>(rows)) {}
+  };
+  const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
+  // Rows that are worked on together, so that the columns in the cache serve many of them.
+  const int64_t group = 64 * kTileRows;
+  Parts count(nullptr);
+  Memory(bytes, narrow_bytes, group, count);
+  parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
+    Parts parts(memory);
+    const Memory work(bytes, narrow_bytes, group, parts);
+    for (int64_t k = 0; k < bytes; ++k) work.offsets[k] = k * kBlock;
+    if (narrow_bytes > 0) {
+      std::memset(work.narrow, 0, narrow_bytes);
+      for (int64_t k = 0; k < bytes; ++k) {
+        std::memcpy(work.narrow + k * kBlock, call.bits + last * bytes + k * last_width, last_width);
+      }
+    }
+    const int64_t end_tile = tiles * (part + 1) / parts_count * kTileRows;
+    const int64_t end_row = end_tile < call.rows ? end_tile : call.rows;
+    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += group) {
+      const int64_t rows = end_row - first < group ? end_row - first : group;
+      for (int64_t r = 0; r < rows; ++r) {
+        work.means[r] = encode_row(call.binarizer, call.x + (first + r) * call.in_features,
+                                   call.in_features, work.codes + r * bytes);
+      }
+      for (int64_t block = 0; block < blocks; block += kTileBlocks) {
+        int count_blocks = static_cast<int>(blocks - block < kTileBlocks ? blocks - block
+                                                                          : kTileBlocks);
+        const uint8_t* columns = call.bits + block * kBlock * bytes;
+        if (narrow_bytes > 0 && block + count_blocks == blocks) {
+          // The narrow one comes alone.
+          if (count_blocks > 1) {
+            multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks - 1,
+                             columns, work.offsets);
+          }
+          block += count_blocks - 1;
+          count_blocks = 1;
+          columns = work.narrow;
+        }
+        multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks, columns,
+                         work.offsets);
+      }
+    }
+  });
+}
+
+// An image as planes of sign bytes, laid out so that every byte of 32 neighbouring windows is 32 bytes
+// in a row: the padding is in the planes, and a stride of two or more splits them into phases, each
+// with the pixels that are a whole number of strides apart. A window then starts at every pixel of a
+// plane; those past the end of a row are worked out for nothing and left out at the end.
+struct Planes {
+  int64_t bytes;          // planes of one phase: bytes of the channels
+  int64_t height, width;  // of a plane
+  int64_t phases[2];
+  int64_t plane, size;  // bytes of a plane, and of all
+
+  explicit Planes(const ConvCall& call) : bytes(bytes_for(call.channels)) {
+    const int64_t sides[2] = {call.height, call.width};
+    int64_t cut[2];
+    for (int axis = 0; axis < 2; ++axis) {
+      const int64_t side = sides[axis] + 2 * call.padding[axis];
+      cut[axis] = (side + call.stride[axis] - 1) / call.stride[axis];
+      phases[axis] = call.stride[axis];
+    }
+    height = cut[0], width = cut[1];
+    plane = height * width;
+    // Windows of the last block may start past the end.
+    size = phases[0] * phases[1] * bytes * plane + kTileBlocks * kBlock;
+  }
+
+  // Where a pixel of the padded image is in the planes of the first byte of channels.
+  int64_t at(const ConvCall& call, int64_t row, int64_t column) const {
+    const int64_t phase = row % call.stride[0] * phases[1] + column % call.stride[1];
+    return phase * bytes * plane + row / call.stride[0] * width + column / call.stride[1];
+  }
+};
+
+// Fills the planes of an image, and the mean of abs(x) over the channels of every pixel.
+inline void fill_planes(const ConvCall& call, const Planes& planes, const float* image, float* block,
+                        uint8_t* packed, uint8_t* out, float* means) {
+  const int64_t pixels = call.height * call.width;
+  std::memset(out, 0, planes.size);
+  for (int64_t first = 0; first < pixels; first += kBlock) {
+    const int64_t count = width_at(first, pixels);
+    const float* rows = image + first;
+    int64_t stride = pixels;
+    if (count < kBlock) {
+      for (int64_t c = 0; c < call.channels; ++c) {
+        std::memset(block + c * kBlock, 0, kBlock * sizeof(float));
+        std::memcpy(block + c * kBlock, rows + c * pixels, count * sizeof(float));
+      }
+      rows = block;
+      stride = kBlock;
+    }
+    pack_signs(call.binarizer, rows, call.channels, packed, stride);
+    Vec mean[kVecs];
+    mean_abs(rows, call.channels, mean, stride);
+    for (int q = 0; q < kVecs; ++q) store(means + first + q * kLanes, mean[q]);
+    // Runs of pixels that stay together in the planes.
+    for (int64_t k = 0; k < count;) {
+      const int64_t row = (first + k) / call.width, column = (first + k) % call.width;
+      int64_t run = call.stride[1] == 1 ? call.width - column : 1;
+      if (run > count - k) run = count - k;
+      uint8_t* to = out + planes.at(call, row + call.padding[0], column + call.padding[1]);
+      for (int64_t b = 0; b < planes.bytes; ++b) {
+        std::memcpy(to + b * planes.plane, packed + b * kBlock + k, run);
+      }
+      k += run;
+    }
+  }
+}
+
+// The scale of every window: the mean of the means of its pixels, 0 outside the image.
+inline void window_means(const ConvCall& call, const float* means, float* windows) {
+  const float share = 1.0f / static_cast<float>(call.kernel[0] * call.kernel[1]);
+  for (int64_t y = 0; y < call.out_height; ++y) {
+    for (int64_t x = 0; x < call.out_width; ++x) {
+      float sum = 0.0f;
+      for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
+        const int64_t row = y * call.stride[0] + ky * call.dilation[0] - call.padding[0];
+        if (row < 0 || row >= call.height) continue;
+        for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+          const int64_t column = x * call.stride[1] + kx * call.dilation[1] - call.padding[1];
+          if (column >= 0 && column < call.width) sum += means[row * call.width + column] * share;
+        }
+      }
+      windows[y * call.out_width + x] = sum;
+    }
+  }
+}
+
+inline void conv(const ConvCall& call) {
+  const Planes planes(call);
+  const int64_t pixels = call.height * call.width, places = call.kernel[0] * call.kernel[1];
+  const int64_t bytes = places * planes.bytes, windows = call.out_height * call.out_width;
+  const int64_t starts = call.out_height * planes.width;  // windows, those left out included
+  const int32_t bits = static_cast<int32_t>(call.channels * places);
+  struct Memory {
+    int64_t* offsets;
+    Code* codes;
+    float *block, *means, *windows;
+    uint8_t *packed, *planes;
+    Memory(const ConvCall& call, const Planes& planes, int64_t bytes, int64_t pixels,
+           int64_t windows, Parts& parts)
+        : offsets(parts.take<int64_t>(bytes)),
+          codes(parts.take<Code>(call.out_channels * bytes)),
+          block(parts.take<float>(call.channels * kBlock)),
+          means(parts.take<float>(padded(pixels))),
+          windows(parts.take<float>(windows)),
+          packed(parts.take<uint8_t>(planes.bytes * kBlock)),
+          planes(parts.take<uint8_t>(planes.size)) {}
+  };
+  Parts count(nullptr);
+  Memory(call, planes, bytes, pixels, windows, count);
+  const int64_t parts_count = call.batch < call.threads ? call.batch : call.threads;
+  parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
+    Parts parts(memory);
+    const Memory work(call, planes, bytes, pixels, windows, parts);
+    for (int64_t k = 0; k < call.out_channels * bytes; ++k) work.codes[k] = code_of(call.bits[k]);
+    for (int64_t place = 0; place < places; ++place) {
+      const int64_t row = place / call.kernel[1] * call.dilation[0];
+      const int64_t column = place % call.kernel[1] * call.dilation[1];
+      for (int64_t b = 0; b < planes.bytes; ++b) {
+        work.offsets[place * planes.bytes + b] = planes.at(call, row, column) + b * planes.plane;
+      }
+    }
+    const int64_t end = call.batch * (part + 1) / parts_count;
+    for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
+      fill_planes(call, planes, call.x + sample * call.channels * pixels, work.block, work.packed,
+                  work.planes, work.means);
+      if (!call.learned) window_means(call, work.means, work.windows);
+      alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
+      for (int64_t start = 0; start < starts; start += kTileBlocks * kBlock) {
+        const int64_t left = blocks_for(starts - start);
+        const int blocks = static_cast<int>(left < kTileBlocks ? left : kTileBlocks);
+        for (int64_t filter = 0; filter < call.out_channels; filter += kTileRows) {
+          const int64_t more = call.out_channels - filter;
+          const int rows = static_cast<int>(more < kTileRows ? more : kTileRows);
+          count_any(rows, blocks, work.codes + filter * bytes, bytes, bytes, work.planes + start,
+                    kBlock, work.offsets, counts);
+          for (int r = 0; r < rows; ++r) {
+            const float scale = call.scale[filter + r];
+            const float bias = call.bias == nullptr ? 0.0f : call.bias[filter + r];
+            float* y = call.y + (sample * call.out_channels + filter + r) * windows;
+            const int32_t* different = counts + r * blocks * kBlock;
+            for (int64_t k = 0; k < blocks * kBlock;) {
+              const int64_t row = (start + k) / planes.width, column = (start + k) % planes.width;
+              const int64_t rest = planes.width - column, room = blocks * kBlock - k;
+              const int64_t step = rest < room ? rest : room;
+              const int64_t fit = call.out_width - column, run = fit < step ? fit : step;
+              if (row >= call.out_height) break;
+              float* to = y + row * call.out_width + column;
+              const float* window = work.windows + row * call.out_width + column;
+              for (int64_t w = 0; w < run; ++w) {
+                const float dot = static_cast<float>(bits - 2 * different[k + w]);
+                to[w] = dot * (call.learned ? scale : window[w] * scale) + bias;
+              }
+              k += step;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+}  // namespace xncaps::XNCAPS_ISA

@@ -1,0 +1,141 @@
+"""Which native kernel is used, and for which tensors."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from xncaps.errors import InputError, message
+
+VARIABLE = "XNCAPS_KERNEL"
+
+
+class _State:
+    """What is chosen for this process.
+
+    Attributes:
+        native: the extension module, if it was built.
+        problem: why the kernel that the environment names cannot be used; said at the first use.
+        is_enabled: whether layers may use kernels at all.
+        has_warned: whether a missing module has been told of.
+    """
+
+    def __init__(self) -> None:
+        self.native: ModuleType | None
+        try:
+            self.native = import_module("xncaps.kernels._native")
+        except ImportError:
+            self.native = None
+        self.problem: str | None = None
+        self.is_enabled = True
+        self.has_warned = False
+        wanted = os.environ.get(VARIABLE)
+        if wanted and self.native is not None and not self.native.select(wanted):
+            self.problem = _unknown(VARIABLE, wanted)
+
+
+def _unknown(what: str, name: str) -> str:
+    requirement = f"be one that this machine runs: {', '.join(available())}"
+    return message("kernels", what, requirement, repr(name))
+
+
+def available() -> tuple[str, ...]:
+    """Names of the kernels that this machine can run, from the slowest; none if not built."""
+    return () if _state.native is None else tuple(_state.native.available())
+
+
+def native() -> ModuleType | None:
+    """The extension module that packed modules call directly, or None where it must not be used."""
+    if not _state.is_enabled or _state.native is None:
+        return None
+    if _state.problem is not None:
+        raise InputError(_state.problem)
+    return _state.native
+
+
+def selected() -> str:
+    """Name of the kernel in use; ``torch`` if there is none, and the reference runs."""
+    module = native()
+    return "torch" if module is None else str(module.selected())
+
+
+@contextmanager
+def use(name: str) -> Iterator[None]:
+    """Use this kernel within a block, in all threads.
+
+    Args:
+        name: one of :func:`available`.
+    """
+    module = _state.native
+    if module is None:
+        hint = "Install xncaps where a C++ compiler is."
+        raise InputError(message("kernels", "name", "name a kernel that was built", name, hint))
+    before = module.selected()
+    if not module.select(name):
+        raise InputError(_unknown("name", name))
+    try:
+        yield
+    finally:
+        module.select(before)
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Run the readable reference within a block, in all threads."""
+    before = _state.is_enabled
+    _state.is_enabled = False
+    try:
+        yield
+    finally:
+        _state.is_enabled = before
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Whether the native ops can take these tensors: float32, on the CPU, and plain.
+
+    Function transforms (``vmap``, ``jvp``), tracing, autocast and subclasses of tensors get the
+    reference, which all of them understand.
+    """
+    if not _state.is_enabled:
+        return False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            return False
+    if torch.is_autocast_enabled("cpu"):
+        return False
+    if not torch.compiler.is_compiling():
+        plain = all(type(t) in (Tensor, nn.Parameter, type(None)) for t in tensors)
+        if not plain or torch._C._get_tracing_state() is not None:
+            return False
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return False
+    if _state.native is None:
+        _warn()
+        return False
+    if _state.problem is not None:
+        raise InputError(_state.problem)
+    return True
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _warn() -> None:
+    if not _state.has_warned:
+        _state.has_warned = True
+        warnings.warn(
+            "xncaps was installed without its native kernels (no C++ compiler was found): it runs "
+            "its reference, which gives the same results, slowly. Install a compiler, then run: "
+            "pip install --force-reinstall --no-deps xncaps",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_state = _State()
