@@ -67,6 +67,7 @@ inline void squash_backward(const Sizes& sizes, const float* s, const float* g, 
 
 // dlogits = c * (dc - sum_j c dc), in place of dc. The couplings lie in rows of all capsules.
 inline void softmax_backward(const Sizes& sizes, const float* c, int64_t c_stride, float* dc) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     Vec sum = set(0.0f);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
@@ -96,16 +97,16 @@ inline void add_spread(const Sizes& sizes, const float* from, int64_t block, flo
   }
 }
 
-// The straight-through slope of a binarizer.
-inline float slope(Binarizer binarizer, float x) {
+// A gradient back through the signs of x, straight through: where the slope is 0 nothing passes.
+inline float pass_sign(Binarizer binarizer, float x, float g) {
   const float size = std::fabs(x);
-  if (binarizer == Binarizer::approxsign) return size < 1.0f ? 2.0f - 2.0f * size : 0.0f;
-  return size <= 1.0f ? 1.0f : 0.0f;
+  if (!(size <= 1.0f)) return 0.0f;
+  return binarizer == Binarizer::approxsign ? g * (2.0f - 2.0f * size) : g;
 }
-inline Vec slope(Binarizer binarizer, Vec x) {
-  const Vec size = abs(x), one = set(1.0f), zero = set(0.0f);
-  if (binarizer == Binarizer::approxsign) return max(set(2.0f) - set(2.0f) * size, zero);
-  return select(greater(size, one), zero, one);
+inline Vec pass_sign(Binarizer binarizer, Vec x, Vec g) {
+  const Vec size = abs(x), zero = set(0.0f), edge = set(1.0f + 1.1920929e-7f);
+  if (binarizer == Binarizer::approxsign) g = g * (set(2.0f) - set(2.0f) * size);
+  return select(greater(edge, size), g, zero);  // size <= 1, not NaN
 }
 inline float sign_or_zero(float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); }
 
@@ -122,6 +123,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
     if (learned || !layer.detach_scale) {
       Vec dots[kVecs], sum = set(0.0f);
       dot_described(sizes, described.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         const int64_t at = j * kBlock + q * kLanes;
         const Vec product = dots[q] * load(agreed + at);
@@ -132,6 +134,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
       store(lanes, sum);
       for (int k = 0; k < kLanes; ++k) d_scale[j] += lanes[k];
     }
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const int64_t at = j * kBlock + q * kLanes;
       weight[q] = load(agreed + at);
@@ -141,6 +144,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
     thresholds_of(layer.agreement, u, sizes.dim_out, thresholds);
     for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kLanes) {
       Vec total = load(totals);
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         const Mask positive = greater(load(u + q * kLanes), thresholds[q]);
         total = total + select(positive, weight[q], set(0.0f) - weight[q]);
@@ -246,7 +250,7 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
                                : grad.d_scale[j] / static_cast<float>(sizes.dim_out);
       if (learned) out.d_learned[j] += grad.d_scale[j];
       for (int64_t row = j * sizes.dim_out; row < (j + 1) * sizes.dim_out; ++row) {
-        grad.g[row] = work.sums[row] * scale * slope(layer.agreement, v[row]) +
+        grad.g[row] = pass_sign(layer.agreement, v[row], work.sums[row] * scale) +
                       d_mean * sign_or_zero(v[row]);
         v[row] = work.v_positive[row] ? scale : -scale;
       }
@@ -267,18 +271,25 @@ template <int Rows, int Dims>
 inline void add_outer(const float* du, int64_t du_stride, const float* x, int64_t x_stride,
                       int samples, float* out, int64_t out_stride) {
   Vec sum[Rows][Dims];
+#pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) sum[r][d] = load(out + r * out_stride + d * kBlock);
   }
   for (int s = 0; s < samples; ++s) {
     Vec g[Rows];
+#pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) g[r] = load(du + s * du_stride + r * kLanes);
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) {
       const Vec a = load(x + s * x_stride + d * kBlock);
+#pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) sum[r][d] = fma(g[r], a, sum[r][d]);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) store(out + r * out_stride + d * kBlock, sum[r][d]);
   }
 }
@@ -288,18 +299,25 @@ template <int Samples, int Dims>
 inline void add_product(const float* du, int64_t du_stride, const float* w, int64_t w_stride,
                         int64_t rows, float* out, int64_t out_stride) {
   Vec sum[Samples][Dims];
+#pragma GCC unroll 16
   for (int s = 0; s < Samples; ++s) {
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) sum[s][d] = load(out + s * out_stride + d * kBlock);
   }
   for (int64_t row = 0; row < rows; ++row) {
     Vec g[Samples];
+#pragma GCC unroll 16
     for (int s = 0; s < Samples; ++s) g[s] = load(du + s * du_stride + row * kLanes);
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) {
       const Vec a = load(w + row * w_stride + d * kBlock);
+#pragma GCC unroll 16
       for (int s = 0; s < Samples; ++s) sum[s][d] = fma(g[s], a, sum[s][d]);
     }
   }
+#pragma GCC unroll 16
   for (int s = 0; s < Samples; ++s) {
+#pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) store(out + s * out_stride + d * kBlock, sum[s][d]);
   }
 }
@@ -362,6 +380,7 @@ class BlockGradient {
       Vec means[kVecs], thresholds[kVecs];
       mean_abs(x, sizes_.dim_in, means);
       thresholds_of(layer_.projection, x, sizes_.dim_in, thresholds);
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         store(x_scale_ + s * kBlock + q * kLanes, weights_.learned ? set(1.0f) : means[q]);
         for (int64_t d = 0; d < sizes_.dim_in; ++d) {
@@ -372,6 +391,7 @@ class BlockGradient {
     }
     std::memset(d_x_, 0, count * x_size * sizeof(float));
     for (int64_t j = 0; j < sizes_.caps_out; ++j) {
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         for (int64_t s = 0; s < count; s += kTile) {
           const int samples = static_cast<int>(count - s < kTile ? count - s : kTile);
@@ -435,7 +455,7 @@ class BlockGradient {
       if (xnor_) {
         u = u * load(x_scale_ + s * kBlock + q * kLanes) * load(scale_ + row * kBlock + q * kLanes);
       }
-      Vec g = load(du + e * kLanes) * slope(layer_.agreement, u);
+      Vec g = pass_sign(layer_.agreement, u, load(du + e * kLanes));
       if (d_means != nullptr) {
         const Vec d_mean = load(d_means) * set(1.0f / static_cast<float>(sizes_.dim_out));
         g = g + select(greater(u, zero), d_mean, select(greater(zero, u), zero - d_mean, zero));
@@ -501,7 +521,7 @@ class BlockGradient {
       const float* x = x_of(sample) + k * dim;
       for (int64_t d = 0; d < dim; ++d) {
         float& g = out[k * dim + d];
-        g = g * scale * slope(layer_.projection, x[d]);
+        g = pass_sign(layer_.projection, x[d], g * scale);
         if (through_mean) g += d_mean * sign_or_zero(x[d]);
       }
     }
@@ -525,6 +545,7 @@ class BlockGradient {
   void write_weight() {
     const int64_t dim = sizes_.dim_in, dim_out = sizes_.dim_out, all = sizes_.rows * dim;
     for (int64_t row = 0; xnor_ && row < sizes_.rows; ++row) {
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         const Vec scale = load(scale_ + row * kBlock + q * kLanes);
         Vec d_scale = set(0.0f);
@@ -556,7 +577,7 @@ class BlockGradient {
       for (int64_t j = 0; j < sizes_.caps_out; ++j) {
         for (int64_t d = 0; d < dim; ++d, w += dim_out, g += dim_out) {
           for (int64_t e = 0; e < dim_out; ++e) {
-            g[e] *= slope(layer_.projection, w[e]);
+            g[e] = pass_sign(layer_.projection, w[e], g[e]);
           }
           for (int64_t e = 0; through_mean && e < dim_out; ++e) {
             g[e] += lane_[j * dim_out + e] / static_cast<float>(dim) * sign_or_zero(w[e]);

@@ -106,6 +106,7 @@ inline void gather(const float* x, int64_t dim, int64_t width, float* to) {
 // The thresholds above which numbers of a vector are +1. The vectors lie along `count` rows of lanes.
 inline void thresholds_of(Binarizer binarizer, const float* rows, int64_t count, Vec* thresholds,
                           int64_t stride = kBlock) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     thresholds[q] = set(0.0f);
     if (binarizer != Binarizer::midrange) continue;
@@ -121,6 +122,7 @@ inline void thresholds_of(Binarizer binarizer, const float* rows, int64_t count,
 
 // Mean of the absolute numbers of vectors that lie along rows of lanes.
 inline void mean_abs(const float* rows, int64_t count, Vec* means, int64_t stride = kBlock) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     Vec sum = set(0.0f);
     for (int64_t k = 0; k < count; ++k) sum = sum + abs(load(rows + k * stride + q * kLanes));
@@ -138,6 +140,7 @@ inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint
     const int64_t last = first + 8 < dim ? first + 8 : dim;
     for (int64_t d = first; d < last; ++d) {
       Vec a[kVecs];
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) a[q] = load(rows + d * stride + q * kLanes);
       byte = add_where(byte, signs_of(a, thresholds), set_bytes(1 << (d - first)));
     }
@@ -167,6 +170,7 @@ inline void dot_signs(const Sizes& sizes, const uint8_t* x_bits, const uint8_t* 
     const Bytes dot = sub_bytes(set_bytes(static_cast<int>(bits)), add_bytes(different, different));
     alignas(64) int8_t lanes[kBlock];
     store_bytes(lanes, dot);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const Vec part = floats_of_bytes(lanes + q * kLanes);
       dots[q] = first == 0 ? part : dots[q] + part;
@@ -185,6 +189,7 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
     Vec dots[kVecs];
     dot_signs<OneByte>(sizes, x_bits, bits, dots);
     Vec total = load(totals);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const Vec w_scale = load_scale(scale + q * kLanes);
       const Vec value = Folded ? dots[q] * w_scale : dots[q] * x_scale[q] * w_scale;
@@ -204,20 +209,28 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
 template <int Samples, int Rows>
 inline void project_rows(const Sizes& sizes, const float* weights, const float* x_lanes,
                          int64_t x_stride, float* u, int64_t u_stride) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     Vec sum[Rows][Samples];
+#pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
       for (int s = 0; s < Samples; ++s) sum[r][s] = set(0.0f);
     }
     for (int64_t d = 0; d < sizes.dim_in; ++d) {
       Vec x[Samples];
+#pragma GCC unroll 16
       for (int s = 0; s < Samples; ++s) x[s] = load(x_lanes + s * x_stride + d * kBlock + q * kLanes);
+#pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         const Vec w = load(weights + (r * sizes.dim_in + d) * kBlock + q * kLanes);
+#pragma GCC unroll 16
         for (int s = 0; s < Samples; ++s) sum[r][s] = fma(w, x[s], sum[r][s]);
       }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
       for (int s = 0; s < Samples; ++s) store(u + s * u_stride + r * kBlock + q * kLanes, sum[r][s]);
     }
   }
@@ -242,6 +255,7 @@ inline void project_floats(const Sizes& sizes, const float* weights, const float
 inline void add_rows(const Sizes& sizes, const float* u, float* totals) {
   for (int64_t row = 0; row < sizes.rows; ++row) {
     Vec total = load(totals + row * kLanes);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) total = total + load(u + row * kBlock + q * kLanes);
     store(totals + row * kLanes, total);
   }
@@ -251,9 +265,11 @@ inline void add_rows(const Sizes& sizes, const float* u, float* totals) {
 inline void add_weighted(const Sizes& sizes, const float* u, const float* c, float* totals) {
   for (int64_t j = 0; j < sizes.caps_out; ++j, c += kBlock) {
     Vec weight[kVecs];
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) weight[q] = load(c + q * kLanes);
     for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kLanes) {
       Vec total = load(totals);
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) total = fma(weight[q], load(u + q * kLanes), total);
       store(totals, total);
     }
@@ -265,26 +281,31 @@ inline void dot_rows(const Sizes& sizes, const float* u, const float* v, float* 
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
     // Two sums for each vector, so that an addition need not wait for the one before.
     Vec even[kVecs], odd[kVecs];
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) even[q] = odd[q] = set(0.0f);
     int64_t e = 0;
     for (; e + 2 <= sizes.dim_out; e += 2, u += 2 * kBlock, v += 2) {
       const Vec v0 = set(v[0]), v1 = set(v[1]);
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         even[q] = fma(v0, load(u + q * kLanes), even[q]);
         odd[q] = fma(v1, load(u + kBlock + q * kLanes), odd[q]);
       }
     }
     if (e < sizes.dim_out) {
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) even[q] = fma(set(v[0]), load(u + q * kLanes), even[q]);
       u += kBlock;
       v += 1;
     }
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(out + j * kBlock + q * kLanes, even[q] + odd[q]);
   }
 }
 
 // c[j] *= scale, lane by lane.
 inline void scale_lanes(const Sizes& sizes, const float* scale, float* c) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     const Vec factor = load(scale + q * kLanes);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
@@ -295,6 +316,7 @@ inline void scale_lanes(const Sizes& sizes, const float* scale, float* c) {
 
 // Softmax over the output capsules, in place.
 inline void softmax(const Sizes& sizes, float* logits) {
+#pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     float* column = logits + q * kLanes;
     Vec most = load(column);
@@ -323,9 +345,11 @@ inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, De
     Vec means[kVecs], thresholds[kVecs];
     mean_abs(u, sizes.dim_out, means);
     thresholds_of(binarizer, u, sizes.dim_out, thresholds);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(out.means + j * kBlock + q * kLanes, means[q]);
     for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock) {
       Vec a[kVecs];
+#pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) a[q] = load(u + q * kLanes);
       out.signs[j * sizes.dim_out + e] = signs_of(a, thresholds);
     }
@@ -345,6 +369,7 @@ inline void dot_described(const Sizes& sizes, const Signs* signs, const uint8_t*
     const Bytes dot = sub_bytes(set_bytes(static_cast<int>(count)), add_bytes(different, different));
     alignas(64) int8_t lanes[kBlock];
     store_bytes(lanes, dot);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const Vec part = floats_of_bytes(lanes + q * kLanes);
       dots[q] = first == 0 ? part : dots[q] + part;

@@ -63,8 +63,10 @@ inline void project_sample(const Layer& layer, const Sizes& sizes, const WeightB
     gather(x + first * sizes.dim_in, sizes.dim_in, width, work.x_lanes);
     pack_signs(layer.projection, work.x_lanes, sizes.dim_in, work.x_bits);
     Vec x_scale[kVecs];
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) x_scale[q] = set(1.0f);
     if (!learned) mean_abs(work.x_lanes, sizes.dim_in, x_scale);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(work.x_scale + first + q * kLanes, x_scale[q]);
     project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale,
                                           u + block * sizes.u_block, work.totals);
@@ -118,6 +120,7 @@ inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t
     Vec dots[kVecs];
     dot_described(sizes, u.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
     const Vec scale = set(learned == nullptr ? v_means[j] : learned[j]);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const int64_t at = j * kBlock + q * kLanes;
       if (learned == nullptr) dots[q] = dots[q] * load(u.means + at);

@@ -20,21 +20,28 @@ inline void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, cons
     for (int64_t first = begin; first < end; first += kByteSteps) {
       const int64_t last = first + kByteSteps < end ? first + kByteSteps : end;
       Bytes sum[Rows][Blocks];
+#pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
         for (int b = 0; b < Blocks; ++b) sum[r][b] = set_bytes(0);
       }
       for (int64_t k = first; k < last; ++k) {
         const uint8_t* at = columns + offsets[k];
         Column column[Blocks];
+#pragma GCC unroll 16
         for (int b = 0; b < Blocks; ++b) column[b] = column_of(load_bytes(at + b * block_stride));
+#pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
           const Code code = rows[r * row_stride + k];
+#pragma GCC unroll 16
           for (int b = 0; b < Blocks; ++b) {
             sum[r][b] = add_bytes(sum[r][b], count_different(column[b], code));
           }
         }
       }
+#pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
         for (int b = 0; b < Blocks; ++b) add_to_counts(words[r][b], sum[r][b]);
       }
     }
@@ -72,6 +79,9 @@ inline void count_any(int rows_count, int blocks, const Code* rows, int64_t row_
   }
 }
 
+// Rows of codes lie this far apart: not a power of two, for then they would share places in the cache.
+inline int64_t code_stride(int64_t bytes) { return (bytes + 63) / 64 * 64 + 32; }
+
 // What the signs of a vector depend on, and the mean of its absolute numbers.
 struct Row {
   float threshold, mean;
@@ -86,6 +96,7 @@ inline Row describe_row(Binarizer binarizer, const float* x, int64_t count) {
   Vec sums[2] = {set(0.0f), set(0.0f)};
   int64_t k = 0;
   for (; k + 2 * kLanes <= count; k += 2 * kLanes) {
+#pragma GCC unroll 16
     for (int h = 0; h < 2; ++h) sums[h] = sums[h] + abs(load(x + k + h * kLanes));
   }
   alignas(64) float lanes[kLanes];
@@ -124,8 +135,8 @@ inline void multiply_columns(const LinearCall& call, const Code* codes, const fl
   alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
   for (int64_t row = 0; row < rows; row += kTileRows) {
     const int count = static_cast<int>(rows - row < kTileRows ? rows - row : kTileRows);
-    count_any(count, blocks, codes + row * bytes, bytes, bytes, columns, bytes * kBlock, offsets,
-              counts);
+    count_any(count, blocks, codes + row * code_stride(bytes), code_stride(bytes), bytes, columns,
+              bytes * kBlock, offsets, counts);
     for (int r = 0; r < count; ++r) {
       const int32_t* different = counts + r * blocks * kBlock;
       const float mean = call.learned ? 1.0f : means[row + r];
@@ -153,7 +164,7 @@ inline void linear(const LinearCall& call) {
     Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, Parts& parts)
         : offsets(parts.take<int64_t>(bytes)),
           narrow(parts.take<uint8_t>(narrow_bytes)),
-          codes(parts.take<Code>(rows * bytes)),
+          codes(parts.take<Code>(rows * code_stride(bytes))),
           means(parts.take<float>(rows)) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
@@ -177,7 +188,7 @@ inline void linear(const LinearCall& call) {
       const int64_t rows = end_row - first < group ? end_row - first : group;
       for (int64_t r = 0; r < rows; ++r) {
         work.means[r] = encode_row(call.binarizer, call.x + (first + r) * call.in_features,
-                                   call.in_features, work.codes + r * bytes);
+                                   call.in_features, work.codes + r * code_stride(bytes));
       }
       for (int64_t block = 0; block < blocks; block += kTileBlocks) {
         int count_blocks = static_cast<int>(blocks - block < kTileBlocks ? blocks - block
@@ -251,6 +262,7 @@ inline void fill_planes(const ConvCall& call, const Planes& planes, const float*
     pack_signs(call.binarizer, rows, call.channels, packed, stride);
     Vec mean[kVecs];
     mean_abs(rows, call.channels, mean, stride);
+#pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(means + first + q * kLanes, mean[q]);
     // Runs of pixels that stay together in the planes.
     for (int64_t k = 0; k < count;) {
@@ -299,7 +311,7 @@ inline void conv(const ConvCall& call) {
     Memory(const ConvCall& call, const Planes& planes, int64_t bytes, int64_t pixels,
            int64_t windows, Parts& parts)
         : offsets(parts.take<int64_t>(bytes)),
-          codes(parts.take<Code>(call.out_channels * bytes)),
+          codes(parts.take<Code>(call.out_channels * code_stride(bytes))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(pixels))),
           windows(parts.take<float>(windows)),
@@ -312,7 +324,11 @@ inline void conv(const ConvCall& call) {
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     const Memory work(call, planes, bytes, pixels, windows, parts);
-    for (int64_t k = 0; k < call.out_channels * bytes; ++k) work.codes[k] = code_of(call.bits[k]);
+    for (int64_t n = 0; n < call.out_channels; ++n) {
+      for (int64_t k = 0; k < bytes; ++k) {
+        work.codes[n * code_stride(bytes) + k] = code_of(call.bits[n * bytes + k]);
+      }
+    }
     for (int64_t place = 0; place < places; ++place) {
       const int64_t row = place / call.kernel[1] * call.dilation[0];
       const int64_t column = place % call.kernel[1] * call.dilation[1];
@@ -332,8 +348,8 @@ inline void conv(const ConvCall& call) {
         for (int64_t filter = 0; filter < call.out_channels; filter += kTileRows) {
           const int64_t more = call.out_channels - filter;
           const int rows = static_cast<int>(more < kTileRows ? more : kTileRows);
-          count_any(rows, blocks, work.codes + filter * bytes, bytes, bytes, work.planes + start,
-                    kBlock, work.offsets, counts);
+          count_any(rows, blocks, work.codes + filter * code_stride(bytes), code_stride(bytes), bytes,
+                    work.planes + start, kBlock, work.offsets, counts);
           for (int r = 0; r < rows; ++r) {
             const float scale = call.scale[filter + r];
             const float bias = call.bias == nullptr ? 0.0f : call.bias[filter + r];

@@ -108,7 +108,7 @@ def test_packed_rows_fill_whole_bytes_and_the_rest_stays_float() -> None:
     assert (linear.binary_ops, linear.packed_bytes) == (85, 5 * 3 + 4 * 5 + 4 * 5)
     conv = xncaps.summary(xncaps.XnorConv2d(3, 5, 3, padding=1, bias=False), (3, 6, 4))
     assert (conv.binary_ops, conv.macs) == (5 * 24 * 27, 24 * 9)
-    assert conv.packed_bytes == 5 * 4 + 4 * 5
+    assert conv.packed_bytes == 5 * 9 * 1 + 4 * 5  # the channels of each pixel fill whole bytes
 
 
 def test_routing_memory_of_the_papers_layer() -> None:

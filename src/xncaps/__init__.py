@@ -7,6 +7,7 @@ from xncaps.backbones import BACKBONES
 from xncaps.binarizers import BINARIZERS, binarize
 from xncaps.capsules import capsule_length, squash
 from xncaps.counting import summary
+from xncaps.deploy import pack
 from xncaps.errors import InputError
 from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
 from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
@@ -58,6 +59,7 @@ __all__ = [
     "create_model",
     "load",
     "margin_loss",
+    "pack",
     "squash",
     "summary",
 ]

@@ -113,24 +113,6 @@ FORMULAS: dict[Any, Callable[..., Work]] = {
 }
 
 
-def packed_bytes(module: nn.Module, parameters: int) -> int:
-    """Bytes of a module's own parameters, the signs of binary weights in bits with float32 scales.
-
-    Each row of signs fills whole bytes.
-    """
-    if isinstance(module, CapsuleLinear) and module.binarizer is not None:
-        rows, bits = module.caps_in * module.caps_out * module.dim_out, module.dim_in
-    elif isinstance(module, XnorLinear):
-        rows, bits = module.out_features, module.in_features
-    elif isinstance(module, XnorConv2d):
-        rows, bits = module.out_channels, module.weight[0].numel()
-    else:
-        return 4 * parameters
-    learned = 0 if module.scale is None else module.scale.numel()
-    rest = parameters - module.weight.numel() - learned
-    return rows * math.ceil(bits / 8) + 4 * rows + 4 * rest
-
-
 def layer_formula(module: nn.Module) -> Callable[..., Work] | None:
     """The formula of a layer that is counted as one operation, if it is such a layer."""
     return next((FORMULAS[kind] for kind in type(module).__mro__ if kind in FORMULAS), None)

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xncaps.costs import FORMULAS, Work, layer_formula, packed_bytes
+from xncaps.costs import FORMULAS, Work, layer_formula
+from xncaps.deploy import Affine
+from xncaps.deploy.pack import packed_sizes
+from xncaps.deploy.packed import Packed
 from xncaps.errors import InputError, InputTypeError, brief, check_size, message
 from xncaps.text import text_table
 
@@ -33,8 +36,9 @@ class Row:
         trainable_params: those of them that learn.
         macs: multiply-accumulates on floats.
         binary_ops: multiply-accumulates on single bits.
-        bytes: the parameters as float32.
-        packed_bytes: the parameters with binary weights in bits.
+        bytes: the parameters as float32, and the buffers of what packing leaves alone.
+        packed_bytes: what it holds in the packed copy (``pack``): binary weights in bits, batch
+            normalisation folded.
         routing_bytes: peak memory of the routing loop, float32; of a network the largest.
     """
 
@@ -191,14 +195,20 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
     rows: list[Row] = []
     uncounted: list[str] = []
     seen: set[Tensor] = set()
+    sizes = packed_sizes(model)
     for name, module in model.named_modules():
         counted_whole = layer_formula(module) is not None
         own = [p for p in module.parameters(recurse=counted_whole) if p not in seen]
         seen.update(own)
+        parts = [module, *(module.modules() if counted_whole else ())]
+        held = [sizes.pop(part, (0, 0)) for part in parts]  # of shared parts once
+        packed = sum(size for _, size in held)
         work = counter.work.get(module, [])
-        if not own and not work:
+        if not own and not work and not packed:
             continue
         params = sum(p.numel() for p in own)
+        if isinstance(module, Packed | Affine):
+            params = module.params
         if not work and module in counter.outputs and any(p.dim() > 1 for p in own):
             uncounted.append(f"{name} ({type(module).__name__})")
         out = counter.outputs.get(module)
@@ -212,8 +222,8 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
                 trainable_params=sum(p.numel() for p in own if p.requires_grad),
                 macs=sum(w.macs for w in work),
                 binary_ops=sum(w.binary_ops for w in work),
-                bytes=4 * params,
-                packed_bytes=packed_bytes(module, params) if own else 0,
+                bytes=sum(size for size, _ in held),
+                packed_bytes=packed,
                 routing_bytes=max((w.routing_bytes for w in work), default=0),
             )
         )

@@ -144,8 +144,9 @@ class CapsuleLinear(nn.Module):
         check_floating(where, "x", x)
         check_shape(where, "x", x, batch=None, caps_in=self.caps_in, dim_in=self.dim_in)
         check_like(where, "x", x, self.weight)
-        if self._is_fused(x):
-            return self._fused(x, return_couplings)
+        fused = self._fused(x, return_couplings)
+        if fused is not None:
+            return fused
         v, couplings = self.routing(self.project(x))
         return (v, couplings) if return_couplings else v
 
@@ -153,32 +154,31 @@ class CapsuleLinear(nn.Module):
         """The predictions u ``(batch, caps_in, caps_out, dim_out)`` of LP_out."""
         return reference.project(x, self.weight, self.binarizer, self.scale, self.detach_scale)
 
-    def _is_fused(self, x: Tensor) -> bool:
-        """Whether a kernel can do all of this at once, unseen by anyone who looks inside."""
-        routing, agreement = self.routing, self.routing.agreement
-        if type(routing) is not DynamicRouting or type(agreement) not in (
-            DotAgreement,
-            XnorAgreement,
-        ):
-            return False
-        if _is_watched(routing) or _is_watched(agreement):
-            return False
+    def _fused(self, x: Tensor, return_couplings: bool) -> Tensor | tuple[Tensor, Tensor] | None:
+        """All at once by a kernel; None if no kernel can, or someone looks at what is inside."""
         if type(self).project is not CapsuleLinear.project:
-            return False
-        learned = agreement.scale if isinstance(agreement, XnorAgreement) else None
-        return kernels.serves(x, self.weight, self.scale, routing.bias, learned)
-
-    def _fused(self, x: Tensor, return_couplings: bool) -> Tensor | tuple[Tensor, Tensor]:
-        routing, agreement = self.routing, self.routing.agreement
+            return None
+        routing: DynamicRouting = self._modules["routing"]  # type: ignore[assignment]
+        agreement = routing._modules["agreement"]
+        if type(routing) is not DynamicRouting or _is_watched(routing) or _is_watched(agreement):
+            return None
+        learned = binarizer = None
+        if type(agreement) is XnorAgreement:
+            learned, binarizer = agreement.scale, agreement.binarizer
+        elif type(agreement) is not DotAgreement:
+            return None
+        weight, scale, bias = self.weight, self.scale, routing.bias
+        if not kernels.serves(x, weight, scale, bias, learned):
+            return None
         return kernels.capsules(
             x,
-            self.weight,
-            self.scale,
-            routing.bias,
-            agreement.scale if isinstance(agreement, XnorAgreement) else None,
+            weight,
+            scale,
+            bias,
+            learned,
             routing.iterations,
             self.binarizer,
-            agreement.binarizer if isinstance(agreement, XnorAgreement) else None,
+            binarizer,
             self.detach_scale,
             routing.detach,
             return_couplings=return_couplings,
@@ -191,9 +191,9 @@ class CapsuleLinear(nn.Module):
         return f"{sizes}{binarizer}{scale}"
 
 
-def _is_watched(module: nn.Module) -> bool:
+def _is_watched(module: nn.Module | None) -> bool:
     """Whether hooks want to see what goes in and out."""
-    return bool(
+    return module is not None and bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks

@@ -99,7 +99,9 @@ class Classifier(nn.Module):
         check_shape(
             where, "images", images, batch=None, channels=self.in_channels, height=size, width=size
         )
-        check_like(where, "images", images, next(self.parameters()))
+        parameter = next(self.parameters(), None)
+        if parameter is not None:  # a packed network may have none
+            check_like(where, "images", images, parameter)
         if torch.compiler.is_compiling():
             return  # the rest would tie a dynamic height and width down
         least = getattr(self.backbone, "least_size", 1)

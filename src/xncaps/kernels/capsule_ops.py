@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from xncaps import reference
-from xncaps.errors import InputError, check_size, message
+from xncaps.errors import InputError, check_tensor, message
 from xncaps.kernels.library import (
     CODES,
     NAMES,
     check,
-    check_codes,
+    check_code,
+    check_one_device,
     library,
     native,
     padded,
@@ -63,36 +64,22 @@ def capsules(
         torch.is_grad_enabled()
         and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
     )
+    if scale is not None:
+        scale = scale.squeeze(2)
+    tensors = x, weight, scale, bias, agreement_scale
+    codes = iterations, CODES[projection], CODES[agreement]
     v: Tensor
-    kept: Tensor
-    v, _, kept = torch.ops.xncaps.capsules(
-        x,
-        weight,
-        None if scale is None else scale.squeeze(2),
-        bias,
-        agreement_scale,
-        iterations,
-        CODES[projection],
-        CODES[agreement],
-        detach_scale,
-        detach_routing,
-        keep,
-    )
+    if not keep and not torch.compiler.is_compiling():
+        # Where there is nothing to record, going around the dispatcher halves the time of a call.
+        v, _, _ = _run(*tensors, *codes, keep)
+        return v
+    v, _, kept = torch.ops.xncaps.capsules(*tensors, *codes, detach_scale, detach_routing, keep)
     if not return_couplings:
         return v
     caps_in, caps_out = weight.shape[:2]
     if iterations == 1:
         return v, x.new_full((x.shape[0], caps_in, caps_out), 1 / caps_out)
     return v, kept[:, -1, :, :caps_in].transpose(1, 2)
-
-
-def _sizes(where: str, x: Tensor, weight: Tensor) -> tuple[int, int, int, int, int]:
-    if weight.dim() != 4 or 0 in weight.shape:
-        requirement = "have shape (caps_in, caps_out, dim_in, dim_out), none of them 0"
-        raise InputError(message(where, "weight", requirement, tuple(weight.shape)))
-    caps_in, caps_out, dim_in, dim_out = weight.shape
-    check(where, x=(x, (None, caps_in, dim_in)), weight=(weight, (None, None, None, None)))
-    return x.shape[0], caps_in, dim_in, caps_out, dim_out
 
 
 def _check_capsules(
@@ -106,27 +93,37 @@ def _check_capsules(
     projection: int,
     agreement: int,
 ) -> tuple[int, int, int, int, int]:
-    sizes = _sizes(where, x, weight)
-    _, caps_in, _, caps_out, dim_out = sizes
-    check(
-        where,
-        scale=(scale, (caps_in, caps_out, dim_out)),
-        bias=(bias, (caps_out, dim_out)),
-        agreement_scale=(agreement_scale, (caps_out,)),
-    )
-    if not isinstance(iterations, torch.SymInt):
-        check_size(where, "iterations", iterations)
-    check_codes(where, 0, projection=projection, agreement=agreement)
-    for what, given, code in (
-        ("scale", scale, projection),
-        ("agreement_scale", agreement_scale, agreement),
-    ):
-        if given is not None and code == 0:
-            raise InputError(message(where, what, "go with a binarizer", "one without"))
-    return sizes
+    """The sizes, if the native code can be called with all this."""
+    check_tensor(where, "weight", weight)
+    check_tensor(where, "x", x)
+    shape = weight.shape
+    if len(shape) != 4 or 0 in shape:
+        requirement = "have shape (caps_in, caps_out, dim_in, dim_out), none of them 0"
+        raise InputError(message(where, "weight", requirement, tuple(shape)))
+    caps_in, caps_out, dim_in, dim_out = shape
+    check(where, "weight", weight, shape)
+    batch = x.shape[0] if x.dim() else 0
+    check(where, "x", x, (batch, caps_in, dim_in))
+    if iterations < 1:
+        raise InputError(message(where, "iterations", "be at least 1", iterations))
+    check_code(where, "projection", projection)
+    check_code(where, "agreement", agreement)
+    if scale is not None:
+        check(where, "scale", scale, (caps_in, caps_out, dim_out))
+        if projection == 0:
+            raise InputError(message(where, "scale", "go with a binarizer", "one without"))
+    if bias is not None:
+        check(where, "bias", bias, (caps_out, dim_out))
+    if agreement_scale is not None:
+        check(where, "agreement_scale", agreement_scale, (caps_out,))
+        if agreement == 0:
+            raise InputError(
+                message(where, "agreement_scale", "go with a binarizer", "one without")
+            )
+    return batch, caps_in, dim_in, caps_out, dim_out
 
 
-def _capsules(
+def _run(
     x: Tensor,
     weight: Tensor,
     scale: Tensor | None,
@@ -135,14 +132,14 @@ def _capsules(
     iterations: int,
     projection: int,
     agreement: int,
-    detach_scale: bool,
-    detach_routing: bool,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """v and, if they are to be kept, the sums that squash got and the couplings."""
     batch, caps_in, dim_in, caps_out, dim_out = _check_capsules(
         "capsules", x, weight, scale, bias, agreement_scale, iterations, projection, agreement
     )
-    v, sums, couplings = _empty_outputs(x, weight, iterations, keep)
+    v = x.new_empty(batch, caps_out, dim_out)
+    sums, couplings = _empty_kept(x, weight, iterations) if keep else (None, None)
     x, weight = x.contiguous(), weight.contiguous()
     scale, bias, agreement_scale = plain(scale), plain(bias), plain(agreement_scale)
     native().capsules_forward(
@@ -160,23 +157,39 @@ def _capsules(
         pointer(bias),
         pointer(agreement_scale),
         v.data_ptr(),
-        sums.data_ptr() if keep else 0,
-        couplings.data_ptr() if keep else 0,
+        pointer(sums),
+        pointer(couplings),
         torch.get_num_threads(),
     )
     return v, sums, couplings
 
 
-def _empty_outputs(
-    x: Tensor, weight: Tensor, iterations: int, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """v, the sums that squash got, and the couplings of all iterations but the first."""
+def _empty_kept(x: Tensor, weight: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """The sums that squash got, and the couplings of all iterations but the first."""
     batch, (caps_in, caps_out, _, dim_out) = x.shape[0], weight.shape
-    v = x.new_empty(batch, caps_out, dim_out)
-    if not keep:
-        return v, x.new_empty(0), x.new_empty(0)
     sums = x.new_empty(batch, iterations, caps_out, dim_out)
-    return v, sums, x.new_empty(batch, iterations - 1, caps_out, padded(caps_in))
+    return sums, x.new_empty(batch, iterations - 1, caps_out, padded(caps_in))
+
+
+def _capsules(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    agreement_scale: Tensor | None,
+    iterations: int,
+    projection: int,
+    agreement: int,
+    detach_scale: bool,
+    detach_routing: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    v, sums, couplings = _run(
+        x, weight, scale, bias, agreement_scale, iterations, projection, agreement, keep
+    )
+    if sums is None or couplings is None:
+        return v, v.new_empty(0), v.new_empty(0)
+    return v, sums, couplings
 
 
 def _fake_capsules(
@@ -192,7 +205,9 @@ def _fake_capsules(
     detach_routing: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(x, weight, iterations, keep)
+    check_one_device("capsules", x, weight, scale, bias, agreement_scale)
+    v = x.new_empty(x.shape[0], weight.shape[1], weight.shape[3])
+    return v, *(_empty_kept(x, weight, iterations) if keep else (v.new_empty(0), v.new_empty(0)))
 
 
 def _capsules_backward(
@@ -215,13 +230,12 @@ def _capsules_backward(
     batch, caps_in, dim_in, caps_out, dim_out = _check_capsules(
         where, x, weight, scale, bias, agreement_scale, iterations, projection, agreement
     )
-    check(
-        where,
-        grad_v=(grad_v, (batch, caps_out, dim_out)),
-        sums=(sums, (batch, iterations, caps_out, dim_out)),
-        couplings=(couplings, (batch, iterations - 1, caps_out, padded(caps_in))),
-        grad_couplings=(grad_couplings, (batch, iterations - 1, caps_out, padded(caps_in))),
-    )
+    check(where, "grad_v", grad_v, (batch, caps_out, dim_out))
+    check(where, "sums", sums, (batch, iterations, caps_out, dim_out))
+    kept = (batch, iterations - 1, caps_out, padded(caps_in))
+    check(where, "couplings", couplings, kept)
+    if grad_couplings is not None:
+        check(where, "grad_couplings", grad_couplings, kept)
     grads = _empty_gradients(x, weight, scale, bias, agreement_scale)
     x, weight, grad_v = x.contiguous(), weight.contiguous(), grad_v.contiguous()
     sums, couplings = sums.contiguous(), couplings.contiguous()
@@ -273,8 +287,12 @@ def _fake_capsules_backward(
     scale: Tensor | None,
     bias: Tensor | None,
     agreement_scale: Tensor | None,
+    sums: Tensor,
+    couplings: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = grad_v, x, weight, scale, bias, agreement_scale, sums, couplings
+    check_one_device("capsules_backward", *given)
     return _empty_gradients(x, weight, scale, bias, agreement_scale)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xncaps.errors import InputError, InputTypeError, message
+from xncaps.errors import InputError, InputTypeError, check_tensor, message
 from xncaps.kernels import selection
 
 CODES = {None: 0, "sign": 1, "midrange": 2, "approxsign": 3}
@@ -22,29 +22,36 @@ def padded(caps_in: int) -> int:
     return (caps_in + BLOCK - 1) // BLOCK * BLOCK
 
 
-def check(where: str, **tensors: tuple[Tensor | None, tuple[int | None, ...]]) -> None:
-    """Refuse tensors that the native code cannot read: other dtype, device or shape."""
-    for what, (tensor, shape) in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.dtype != torch.float32:
-            raise InputTypeError(message(where, what, "be float32", tensor.dtype))
-        if tensor.device.type not in ("cpu", "meta"):
-            raise InputTypeError(message(where, what, "be on the CPU", tensor.device))
-        sizes = tuple(tensor.shape)
-        if len(sizes) != len(shape) or any(
-            want is not None and got != want for got, want in zip(sizes, shape, strict=True)
-        ):
-            wanted = tuple("any" if want is None else want for want in shape)
-            raise InputError(message(where, what, f"have shape {wanted}", sizes))
+def check(where: str, what: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Refuse a tensor that the native code cannot read: of another dtype, device or shape."""
+    check_tensor(where, what, tensor)
+    if tensor.dtype is not torch.float32:
+        raise InputTypeError(message(where, what, "be float32", tensor.dtype))
+    if not tensor.is_cpu:
+        raise InputTypeError(message(where, what, "be on the CPU", tensor.device))
+    sizes = tensor.shape
+    if sizes == shape:
+        return
+    if len(sizes) != len(shape) or any(
+        want is not None and got != want for got, want in zip(sizes, shape, strict=True)
+    ):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise InputError(message(where, what, f"have shape ({wanted})", tuple(sizes)))
 
 
-def check_codes(where: str, least: int, **codes: int) -> None:
+def check_one_device(where: str, *tensors: Tensor | None) -> None:
+    """Refuse tensors on several devices, which a fake kernel would take."""
+    devices = {str(tensor.device) for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        requirement = "be on one device"
+        raise InputTypeError(message(where, "tensors", requirement, ", ".join(sorted(devices))))
+
+
+def check_code(where: str, what: str, code: int, least: int = 0) -> None:
     """Refuse a code that names no binarizer."""
-    for what, code in codes.items():
-        if code not in NAMES or code < least:
-            choices = ", ".join(str(c) for c in NAMES if c >= least)
-            raise InputError(message(where, what, f"be one of {choices}", code))
+    if code < least or code not in NAMES:
+        choices = ", ".join(str(c) for c in NAMES if c >= least)
+        raise InputError(message(where, what, f"be one of {choices}", code))
 
 
 def pointer(tensor: Tensor | None) -> int:

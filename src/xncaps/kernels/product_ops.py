@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from xncaps import reference
-from xncaps.errors import InputError, message
+from xncaps.errors import InputError, check_tensor, message
 from xncaps.kernels.library import (
     CODES,
     NAMES,
     check,
-    check_codes,
+    check_code,
+    check_one_device,
     library,
     native,
     plain,
@@ -58,22 +59,28 @@ def xnor_conv2d(
     return y
 
 
+def _check_outputs(
+    where: str, outputs: int, scale: Tensor | None, bias: Tensor | None, binarizer: int
+) -> None:
+    for what, given in (("scale", scale), ("bias", bias)):
+        if given is not None:
+            check(where, what, given, (outputs,))
+    check_code(where, "binarizer", binarizer, least=1)
+
+
 def _linear(
     x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, binarizer: int
 ) -> Tensor:
     where = "xnor_linear"
+    check_tensor(where, "weight", weight)
+    check_tensor(where, "x", x)
     if weight.dim() != 2 or 0 in weight.shape:
         requirement = "have shape (out_features, in_features), none of them 0"
         raise InputError(message(where, "weight", requirement, tuple(weight.shape)))
     outputs, inputs = weight.shape
-    check(
-        where,
-        weight=(weight, (outputs, inputs)),
-        x=(x, (*x.shape[:-1], inputs)),
-        scale=(scale, (outputs,)),
-        bias=(bias, (outputs,)),
-    )
-    check_codes(where, 1, binarizer=binarizer)
+    check(where, "weight", weight, weight.shape)
+    check(where, "x", x, (*x.shape[:-1], inputs))
+    _check_outputs(where, outputs, scale, bias, binarizer)
     y = x.new_empty(*x.shape[:-1], outputs)
     x, weight, scale, bias = x.contiguous(), weight.contiguous(), plain(scale), plain(bias)
     native().xnor_linear(
@@ -94,6 +101,7 @@ def _linear(
 def _fake_linear(
     x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, binarizer: int
 ) -> Tensor:
+    check_one_device("xnor_linear", x, weight, scale, bias)
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -108,18 +116,15 @@ def _conv2d(
     binarizer: int,
 ) -> Tensor:
     where = "xnor_conv2d"
+    check_tensor(where, "weight", weight)
+    check_tensor(where, "x", x)
     if weight.dim() != 4 or 0 in weight.shape:
         requirement = "have shape (out_channels, in_channels, height, width), none of them 0"
         raise InputError(message(where, "weight", requirement, tuple(weight.shape)))
     outputs, channels, *kernel = weight.shape
-    check(
-        where,
-        weight=(weight, (None, None, None, None)),
-        x=(x, (None, channels, None, None)),
-        scale=(scale, (outputs,)),
-        bias=(bias, (outputs,)),
-    )
-    check_codes(where, 1, binarizer=binarizer)
+    check(where, "weight", weight, weight.shape)
+    check(where, "x", x, (None, channels, None, None))
+    _check_outputs(where, outputs, scale, bias, binarizer)
     for what, pair, least in (
         ("stride", stride, 1),
         ("padding", padding, 0),
@@ -161,6 +166,7 @@ def _fake_conv2d(
     dilation: Sequence[int],
     binarizer: int,
 ) -> Tensor:
+    check_one_device("xnor_conv2d", x, weight, scale, bias)
     sides = [
         (x.shape[2 + axis] + 2 * padding[axis] - dilation[axis] * (weight.shape[2 + axis] - 1) - 1)
         // stride[axis]

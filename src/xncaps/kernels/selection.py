@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from xncaps.errors import InputError, message
 
 VARIABLE = "XNCAPS_KERNEL"
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class _State:
@@ -37,11 +38,11 @@ class _State:
         self.has_warned = False
         wanted = os.environ.get(VARIABLE)
         if wanted and self.native is not None and not self.native.select(wanted):
-            self.problem = _unknown(VARIABLE, wanted)
+            self.problem = _unknown(VARIABLE, wanted, self.native)
 
 
-def _unknown(what: str, name: str) -> str:
-    requirement = f"be one that this machine runs: {', '.join(available())}"
+def _unknown(what: str, name: str, module: ModuleType) -> str:
+    requirement = f"be one that this machine runs: {', '.join(module.available())}"
     return message("kernels", what, requirement, repr(name))
 
 
@@ -78,7 +79,7 @@ def use(name: str) -> Iterator[None]:
         raise InputError(message("kernels", "name", "name a kernel that was built", name, hint))
     before = module.selected()
     if not module.select(name):
-        raise InputError(_unknown("name", name))
+        raise InputError(_unknown("name", name, module))
     try:
         yield
     finally:
@@ -99,24 +100,28 @@ def disabled() -> Iterator[None]:
 def serves(*tensors: Tensor | None) -> bool:
     """Whether the native ops can take these tensors: float32, on the CPU, and plain.
 
-    Function transforms (``vmap``, ``jvp``), tracing, autocast and subclasses of tensors get the
-    reference, which all of them understand.
+    Function transforms (``vmap``, ``jvp``), tracing, autocast, dispatch modes (which count or fake
+    operations) and subclasses of tensors get the reference, which all of them understand.
     """
     if not _state.is_enabled:
         return False
+    is_compiling = torch.compiler.is_compiling()
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        if tensor.dtype is not torch.float32 or not tensor.is_cpu:
+            return False
+        if not is_compiling and type(tensor) not in _PLAIN:
             return False
     if torch.is_autocast_enabled("cpu"):
         return False
-    if not torch.compiler.is_compiling():
-        plain = all(type(t) in (Tensor, nn.Parameter, type(None)) for t in tensors)
-        if not plain or torch._C._get_tracing_state() is not None:
-            return False
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return False
+    if not is_compiling and (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+    ):
+        return False
     if _state.native is None:
         _warn()
         return False
@@ -125,7 +130,6 @@ def serves(*tensors: Tensor | None) -> bool:
     return True
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _warn() -> None:
     if not _state.has_warned:
         _state.has_warned = True

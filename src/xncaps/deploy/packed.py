@@ -1,0 +1,245 @@
+"""The packed layers: as the layers they are made of, with signs in bits, for inference.
+
+A packed layer hands the pointers of its buffers to a native kernel. Whatever that does not take
+(another device or dtype, gradients, a network that is being traced, a wrong shape) goes to the
+layer's own ``forward``, on the weights that the bits and scales stand for.
+"""
+
+from copy import deepcopy
+from inspect import isfunction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from xncaps.binarizers import BINARIZERS, mean_scale
+from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
+from xncaps.kernels import native as native_module
+from xncaps.kernels.library import CODES, padded, pointer
+from xncaps.layers import CapsuleLinear
+from xncaps.routing import DotAgreement, DynamicRouting, XnorAgreement
+
+FREE = ("__init__", "reset_parameters", "extra_repr")
+"""What a subclass of a layer may have of its own and is packed all the same."""
+
+
+class Packed(nn.Module):
+    """What packed layers share: the native object behind them, and when it may be called."""
+
+    _scale_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    # The native object, the tensors it points into, and their ids. Not part of the state.
+    _native: tuple[Any, tuple[Tensor, ...], tuple[int, ...]] | None = None
+
+    @classmethod
+    def takes(cls, layer: nn.Module) -> bool:
+        """Whether a layer does only what this class knows."""
+        raise NotImplementedError
+
+    @staticmethod
+    def size_of(layer: Any) -> int:
+        """Bytes that a layer takes once it is packed, its scales in float32."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> int:
+        """How many parameters the layer had."""
+        raise NotImplementedError
+
+    def _connect(self, native: Any) -> Any:
+        """A native object on the buffers."""
+        raise NotImplementedError
+
+    def _ready(self, x: Tensor) -> Any:
+        """The native object, if it takes this x as far as everything but the shape; else None."""
+        if (
+            torch.compiler.is_compiling()
+            or type(x) is not Tensor
+            or x.dtype is not torch.float32
+            or not x.is_cpu
+            or (x.requires_grad and torch.is_grad_enabled())
+            or torch._C._is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return None
+        module = native_module()
+        if module is None:
+            return None
+        made = self._native
+        if made is None or made[2] != (*map(id, self._buffers.values()),):
+            if not self._is_readable():
+                return None
+            ids = (*map(id, self._buffers.values()),)
+            self._native = made = (self._connect(module), tuple(self.buffers()), ids)
+        return made[0]
+
+    def _is_readable(self) -> bool:
+        """Whether the buffers are still what the kernels read."""
+        numbers = (torch.uint8, torch.float32)
+        return all(
+            buffer.is_cpu
+            and buffer.is_contiguous()
+            and buffer.dtype in (self._scale_dtypes if name == "scales" else numbers)
+            for name, buffer in self.named_buffers()
+        )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._native = None
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._native = None
+        super()._load_from_state_dict(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_native"}
+
+
+class PackedCapsules(Packed, CapsuleLinear):
+    """A :class:`CapsuleLinear` for inference.
+
+    Its buffers are laned by caps_in (``layout.py``): of a binarized projection ``bits``, rows
+    ``(caps_out, dim_out, bytes of dim_in)``, and ``scales``, rows ``(caps_out, dim_out)``; of a
+    float one ``floats``, rows ``(caps_out, dim_out, dim_in)``.
+
+    Args:
+        layer: the layer to pack.
+        scales: float32 or float16, how the scales of a binarized projection are held.
+
+    Shape:
+        As :class:`CapsuleLinear`.
+
+    >>> from xncaps.layers import XnODR
+    >>> packed = PackedCapsules(XnODR(128, 8, 10, 16))
+    >>> packed(torch.randn(2, 128, 8)).shape, packed.bits.shape
+    (torch.Size([2, 10, 16]), torch.Size([20480]))
+    """
+
+    _scale_dtypes = (torch.float32, torch.float16)
+    floats: Tensor
+    bits: Tensor
+    scales: Tensor
+
+    def __init__(self, layer: CapsuleLinear, scales: torch.dtype = torch.float32) -> None:
+        nn.Module.__init__(self)
+        self.caps_in, self.dim_in = layer.caps_in, layer.dim_in
+        self.caps_out, self.dim_out = layer.caps_out, layer.dim_out
+        self.binarizer = layer.binarizer
+        self.detach_scale = layer.detach_scale
+        self.learned = layer.scale is not None
+        weight = layer.weight.detach()
+        if self.binarizer is None:
+            self.register_buffer("floats", to_lanes(weight.transpose(2, 3)))
+        else:
+            signs = BINARIZERS[self.binarizer](weight, 2)
+            scale = mean_scale(weight, 2) if layer.scale is None else layer.scale.detach()
+            self.register_buffer("bits", to_lanes(pack_bits(signs.transpose(2, 3))))
+            self.register_buffer("scales", to_lanes(scale.squeeze(2)).to(scales))
+        self.routing = deepcopy(layer.routing)
+        for part in self.routing.modules():
+            for name, parameter in list(part._parameters.items()):
+                if parameter is not None:
+                    delattr(part, name)
+                    part.register_buffer(name, parameter.detach().clone())
+
+    @classmethod
+    def takes(cls, layer: nn.Module) -> bool:
+        return (
+            isinstance(layer, CapsuleLinear)
+            and does_as(layer, CapsuleLinear)
+            and type(layer.routing) is DynamicRouting
+            and type(layer.routing.agreement) in (DotAgreement, XnorAgreement)
+        )
+
+    @staticmethod
+    def size_of(layer: CapsuleLinear) -> int:
+        rest = 4 * sum(parameter.numel() for parameter in layer.routing.parameters())
+        if layer.binarizer is None:
+            return 4 * layer.weight.numel() + rest
+        return layer.caps_in * layer.caps_out * layer.dim_out * (bytes_for(layer.dim_in) + 4) + rest
+
+    @property
+    def params(self) -> int:
+        columns = self.caps_in * self.caps_out * self.dim_out
+        rest = sum(buffer.numel() for buffer in self.routing.buffers())
+        return columns * (self.dim_in + self.learned) + rest
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """What the buffers stand for: signs times their scale, if that is not learned."""
+        rows = (self.caps_in, self.caps_out, self.dim_out)
+        if self.binarizer is None:
+            return from_lanes(self.floats, (*rows, self.dim_in)).transpose(2, 3)
+        packed = from_lanes(self.bits, (*rows, bytes_for(self.dim_in)))
+        signs = unpack_bits(packed, self.dim_in).transpose(2, 3)
+        return signs if self.learned else signs * self._scale()
+
+    @property
+    def scale(self) -> Tensor | None:  # type: ignore[override]
+        """The learned scale ``(caps_in, caps_out, 1, dim_out)``, if there is one."""
+        return self._scale() if self.learned else None
+
+    def _scale(self) -> Tensor:
+        rows = (self.caps_in, self.caps_out, 1, self.dim_out)
+        return widen(from_lanes(self.scales, rows))
+
+    def forward(self, x: Tensor, return_couplings: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        native = self._ready(x)
+        shape = () if native is None else x.shape
+        if len(shape) != 3 or shape[1] != self.caps_in or shape[2] != self.dim_in or not shape[0]:
+            return CapsuleLinear.forward(self, x, return_couplings)
+        x, batch = x.contiguous(), shape[0]
+        v = x.new_empty(batch, self.caps_out, self.dim_out)
+        if not return_couplings:
+            native(x.data_ptr(), batch, v.data_ptr(), 0, torch.get_num_threads())
+            return v
+        rounds = self.routing.iterations - 1  # in the first the couplings are all the same
+        couplings = torch.empty(batch, rounds, self.caps_out, padded(self.caps_in))
+        kept = couplings.data_ptr() if rounds else 0
+        native(x.data_ptr(), batch, v.data_ptr(), kept, torch.get_num_threads())
+        if not rounds:
+            return v, torch.full((batch, self.caps_in, self.caps_out), 1 / self.caps_out)
+        return v, couplings[:, -1, :, : self.caps_in].transpose(1, 2).contiguous()
+
+    def _connect(self, native: Any) -> Any:
+        agreement = self.routing.agreement
+        how = agreement.binarizer if isinstance(agreement, XnorAgreement) else None
+        if self.binarizer not in CODES or how not in CODES:
+            return None
+        scales = self._buffers.get("scales")
+        return native.PackedCapsules(
+            self.caps_in,
+            self.dim_in,
+            self.caps_out,
+            self.dim_out,
+            self.routing.iterations,
+            CODES[self.binarizer],
+            CODES[how],
+            pointer(self._buffers.get("floats")),
+            pointer(self._buffers.get("bits")),
+            pointer(scales),
+            scales is not None and scales.dtype is torch.float16,
+            self.learned,
+            pointer(self.routing.bias),
+            pointer(agreement.scale if isinstance(agreement, XnorAgreement) else None),
+        )
+
+    def extra_repr(self) -> str:
+        scales = self._buffers.get("scales")
+        held = "" if scales is None else f", scales={str(scales.dtype).removeprefix('torch.')}"
+        return f"{super().extra_repr()}{held}"
+
+
+def does_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a layer is of a kind and has left its methods as they are."""
+    return isinstance(layer, kind) and all(
+        name not in layer.__dict__ and getattr(type(layer), name) is method
+        for name, method in vars(kind).items()
+        if isfunction(method) and name not in FREE
+    )
+
+
+def widen(scales: Tensor) -> Tensor:
+    """Scales in the precision they are worked with: float32, unless they are in float64."""
+    return scales.to(torch.promote_types(scales.dtype, torch.float32))

@@ -1,0 +1,193 @@
+"""The packed layers of XNOR-Net."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xncaps.binarizers import BINARIZERS, mean_scale
+from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
+from xncaps.deploy.packed import Packed, does_as, widen
+from xncaps.kernels.library import CODES, pointer
+from xncaps.xnor import XnorConv2d, XnorLinear
+
+
+class PackedXnorLinear(Packed, XnorLinear):
+    """An :class:`XnorLinear` for inference.
+
+    Its buffers: ``bits``, laned by out_features (``layout.py``) with the bytes of in_features as
+    rows; ``scales`` and ``bias``, each ``(out_features,)``.
+
+    Args:
+        layer: the layer to pack.
+
+    Shape:
+        As :class:`XnorLinear`.
+
+    >>> packed = PackedXnorLinear(XnorLinear(512, 10))
+    >>> packed(torch.randn(2, 512)).shape, packed.bits.shape
+    (torch.Size([2, 10]), torch.Size([640]))
+    """
+
+    bits: Tensor
+    scales: Tensor
+    learned: bool
+
+    def __init__(self, layer: XnorLinear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        _take_over(self, layer)
+        signs = BINARIZERS[layer.binarizer](layer.weight.detach(), 1)
+        self.register_buffer("bits", to_lanes(pack_bits(signs)))
+
+    @classmethod
+    def takes(cls, layer: nn.Module) -> bool:
+        return does_as(layer, XnorLinear)
+
+    @staticmethod
+    def size_of(layer: XnorLinear) -> int:
+        numbers = 4 if layer.bias is None else 8
+        return layer.out_features * (bytes_for(layer.in_features) + numbers)
+
+    @property
+    def params(self) -> int:
+        return self.out_features * (self.in_features + self.learned + (self.bias is not None))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """What the buffers stand for: signs times their scale, if that is not learned."""
+        shape = (self.out_features, bytes_for(self.in_features))
+        signs = unpack_bits(from_lanes(self.bits, shape), self.in_features)
+        return signs if self.learned else signs * widen(self.scales)[:, None]
+
+    @property
+    def scale(self) -> Tensor | None:  # type: ignore[override]
+        """The learned scale, if there is one."""
+        return widen(self.scales) if self.learned else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        native = self._ready(x)
+        shape = () if native is None else x.shape
+        if not shape or shape[-1] != self.in_features or not x.numel():
+            return XnorLinear.forward(self, x)
+        x = x.contiguous()
+        y = torch.empty(*shape[:-1], self.out_features)
+        rows = x.numel() // self.in_features
+        native(x.data_ptr(), rows, y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def _connect(self, native: Any) -> Any:
+        if self.binarizer not in CODES:
+            return None
+        return native.PackedLinear(
+            self.in_features,
+            self.out_features,
+            CODES[self.binarizer],
+            pointer(self.bits),
+            pointer(self.scales),
+            self.learned,
+            pointer(self.bias),
+        )
+
+
+class PackedXnorConv2d(Packed, XnorConv2d):
+    """An :class:`XnorConv2d` for inference.
+
+    Its buffers: ``bits`` ``(out_channels, height, width, bytes of in_channels)`` of the kernel;
+    ``scales`` and ``bias``, each ``(out_channels,)``.
+
+    Args:
+        layer: the layer to pack.
+
+    Shape:
+        As :class:`XnorConv2d`.
+
+    >>> packed = PackedXnorConv2d(XnorConv2d(64, 128, 3, padding=1))
+    >>> packed(torch.randn(2, 64, 14, 14)).shape, packed.bits.shape
+    (torch.Size([2, 128, 14, 14]), torch.Size([128, 3, 3, 8]))
+    """
+
+    bits: Tensor
+    scales: Tensor
+    learned: bool
+
+    def __init__(self, layer: XnorConv2d) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.kernel_size, self.stride = layer.kernel_size, layer.stride
+        self.padding, self.dilation = layer.padding, layer.dilation
+        _take_over(self, layer)
+        signs = BINARIZERS[layer.binarizer](layer.weight.detach(), (1, 2, 3))
+        self.register_buffer("bits", pack_bits(signs.permute(0, 2, 3, 1)))
+
+    @classmethod
+    def takes(cls, layer: nn.Module) -> bool:
+        return does_as(layer, XnorConv2d)
+
+    @staticmethod
+    def size_of(layer: XnorConv2d) -> int:
+        bits = layer.kernel_size[0] * layer.kernel_size[1] * bytes_for(layer.in_channels)
+        return layer.out_channels * (bits + (4 if layer.bias is None else 8))
+
+    @property
+    def params(self) -> int:
+        area = self.kernel_size[0] * self.kernel_size[1]
+        return self.out_channels * (
+            self.in_channels * area + self.learned + (self.bias is not None)
+        )
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """What the buffers stand for: signs times their scale, if that is not learned."""
+        signs = unpack_bits(self.bits, self.in_channels).permute(0, 3, 1, 2)
+        scales = widen(self.scales)
+        return signs if self.learned else signs * scales.view(-1, 1, 1, 1)
+
+    @property
+    def scale(self) -> Tensor | None:  # type: ignore[override]
+        """The learned scale, if there is one."""
+        return widen(self.scales) if self.learned else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        native = self._ready(x)
+        shape = () if native is None else x.shape
+        if len(shape) != 4 or shape[1] != self.in_channels or not x.numel():
+            return XnorConv2d.forward(self, x)
+        x = x.contiguous()
+        batch, _, height, width = shape
+        rows, columns = self._windows(height, 0), self._windows(width, 1)
+        if rows < 1 or columns < 1:
+            return XnorConv2d.forward(self, x)
+        y = torch.empty(batch, self.out_channels, rows, columns)
+        native(x.data_ptr(), batch, height, width, y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def _windows(self, size: int, axis: int) -> int:
+        """How many windows lie along an axis of the image."""
+        window = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
+        return (size + 2 * self.padding[axis] - window) // self.stride[axis] + 1
+
+    def _connect(self, native: Any) -> Any:
+        if self.binarizer not in CODES:
+            return None
+        return native.PackedConv(
+            self.in_channels,
+            self.out_channels,
+            *(*self.kernel_size, *self.stride, *self.padding, *self.dilation),
+            CODES[self.binarizer],
+            pointer(self.bits),
+            pointer(self.scales),
+            self.learned,
+            pointer(self.bias),
+        )
+
+
+def _take_over(packed: Any, layer: XnorLinear | XnorConv2d) -> None:
+    """The options of a layer, and its scales and bias as buffers."""
+    packed.binarizer = layer.binarizer
+    packed.detach_scale = layer.detach_scale
+    packed.learned = layer.scale is not None
+    weight = layer.weight.detach().flatten(1)
+    scale = mean_scale(weight, 1).squeeze(1) if layer.scale is None else layer.scale.detach()
+    packed.register_buffer("scales", scale.clone())
+    packed.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())
