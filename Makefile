@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow format dist clean
+.PHONY: demo test test-slow sanitize bench format dist clean
 
 demo: $(VENV)/.installed ## train a capsule network on the built-in sample, evaluate it, report
 	rm -rf runs/demo
@@ -21,6 +21,23 @@ test: $(VENV)/.installed-dev ## lint, types, tests and doctests
 
 test-slow: $(VENV)/.installed-dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+# A venv of its own holds the sanitized build and borrows everything else from the other one.
+SANITIZED := build/sanitized
+SITE = lib/python$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages
+
+sanitize: $(VENV)/.installed-dev ## the kernel tests on a build with ASan and UBSan
+	rm -rf $(SANITIZED)
+	$(PYTHON) -m venv $(SANITIZED)
+	echo "$(CURDIR)/$(VENV)/$(SITE)" > $(SANITIZED)/$(SITE)/borrowed.pth
+	$(SANITIZED)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		--constraint constraints.txt --config-settings=cmake.define.XNCAPS_SANITIZE=ON .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 $(SANITIZED)/bin/python -m pytest tests/test_kernels*.py \
+		-k "not compile and not export"
+
+bench: $(VENV)/.installed-dev ## how fast everything is on this machine; appends to results/
+	$(BIN)/xncaps bench
 
 format: $(VENV)/.installed-dev ## put the code in form
 	$(BIN)/ruff format .
@@ -43,10 +60,12 @@ $(VENV)/bin/python:
 		{ echo "xncaps needs Python 3.11 or newer; pass one with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+NATIVE := CMakeLists.txt $(wildcard csrc/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	$(PIP) --editable '.[train]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed

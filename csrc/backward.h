@@ -65,35 +65,24 @@ inline void squash_backward(const Sizes& sizes, const float* s, const float* g, 
   }
 }
 
-// dlogits = c * (dc - sum_j c dc), in place of dc. The couplings lie in rows of all capsules.
-inline void softmax_backward(const Sizes& sizes, const float* c, int64_t c_stride, float* dc) {
+// dlogits = c * (dc - sum_j c dc), in place of dc, for a half of a block. The couplings, and the
+// gradient that they may have of their own, lie in rows of all capsules.
+inline void softmax_backward(const Sizes& sizes, const float* c, const float* grad_c, int64_t half,
+                             float* dc) {
+  const int64_t stride = sizes.blocks * kBlock;
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) {
+  for (int q = 0; q < kHalfVecs; ++q) {
+    const int64_t lane = half * kHalf + q * kLanes;
     Vec sum = set(0.0f);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      sum = fma(load(c + j * c_stride + q * kLanes), load(dc + j * kBlock + q * kLanes), sum);
+      float* at = dc + j * kHalf + q * kLanes;
+      if (grad_c != nullptr) store(at, load(at) + load(grad_c + j * stride + lane));
+      sum = fma(load(c + j * stride + lane), load(at), sum);
     }
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      float* at = dc + j * kBlock + q * kLanes;
-      store(at, load(c + j * c_stride + q * kLanes) * (load(at) - sum));
+      float* at = dc + j * kHalf + q * kLanes;
+      store(at, load(c + j * stride + lane) * (load(at) - sum));
     }
-  }
-}
-
-// Copies rows of a block of lanes to rows of all capsules.
-inline void spread(const Sizes& sizes, const float* from, int64_t block, float* to) {
-  const int64_t stride = sizes.blocks * kBlock;
-  for (int64_t j = 0; j < sizes.caps_out; ++j) {
-    std::memcpy(to + j * stride + block * kBlock, from + j * kBlock, kBlock * sizeof(float));
-  }
-}
-
-// Adds rows of all capsules to rows of a block of lanes.
-inline void add_spread(const Sizes& sizes, const float* from, int64_t block, float* to) {
-  const int64_t stride = sizes.blocks * kBlock;
-  for (int64_t j = 0; j < sizes.caps_out; ++j) {
-    const float* row = from + j * stride + block * kBlock;
-    for (int64_t k = 0; k < kBlock; ++k) to[j * kBlock + k] += row[k];
   }
 }
 
@@ -116,7 +105,8 @@ inline float sign_or_zero(float x) { return static_cast<float>((x > 0.0f) - (x <
 // scale of each output capsule (the mean of v, or the learned one).
 inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* u,
                            const Described& described, const uint8_t* v_positive,
-                           const float* v_means, bool learned, float* agreed, float* totals,
+                           const float* v_means, bool learned, bool first, float* agreed,
+                           float* totals,
                            float* d_means, float* d_scale) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
     Vec weight[kVecs], thresholds[kVecs];
@@ -125,7 +115,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
       dot_described(sizes, described.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
-        const int64_t at = j * kBlock + q * kLanes;
+        const int64_t at = lanes_at(sizes, j, q);
         const Vec product = dots[q] * load(agreed + at);
         sum = learned ? sum + product : fma(product, load(described.means + at), sum);
         if (!learned) store(d_means + at, fma(product, set(v_means[j]), load(d_means + at)));
@@ -136,30 +126,30 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
     }
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const int64_t at = j * kBlock + q * kLanes;
+      const int64_t at = lanes_at(sizes, j, q);
       weight[q] = load(agreed + at);
       if (!learned) weight[q] = weight[q] * load(described.means + at);
       store(agreed + at, weight[q]);
     }
     thresholds_of(layer.agreement, u, sizes.dim_out, thresholds);
-    for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kLanes) {
-      Vec total = load(totals);
+    for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kTotal) {
+      Vec total = set(0.0f);
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         const Mask positive = greater(load(u + q * kLanes), thresholds[q]);
         total = total + select(positive, weight[q], set(0.0f) - weight[q]);
       }
-      store(totals, total);
+      add_to_total(totals, first, total);
     }
   }
 }
 
 struct Gradients {
-  float* g;        // (rows): of v of an iteration
-  float* d_agreed;  // (blocks, caps_out, 32)
-  float* d_scale;  // (caps_out)
-  float* d_means;  // (blocks, caps_out, 32)
-  float* block;    // (caps_out, 32)
+  float* g;         // (rows): of v of an iteration
+  float* d_agreed;  // (halves, caps_out, 16)
+  float* d_scale;   // (caps_out)
+  float* d_means;   // (halves, caps_out, 16)
+  float* block;     // (2, caps_out, 16), and room for two rows more
 
   Gradients(const Layer& layer, const Sizes& sizes, Parts& parts) {
     const bool xnor = layer.agreement != Binarizer::none;
@@ -168,7 +158,7 @@ struct Gradients {
     d_agreed = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
     d_scale = parts.take<float>(sizes.caps_out);
     d_means = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
-    block = parts.take<float>(lanes);
+    block = parts.take<float>(2 * half_size(sizes));
   }
 };
 
@@ -179,8 +169,7 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
                   const Traces& out) {
   const bool xnor = layer.agreement != Binarizer::none, folded = is_folded(layer, weights);
   const bool learned = weights.agreement_scale != nullptr;
-  const int64_t lanes = sizes.caps_out * kBlock, padded_in = sizes.blocks * kBlock;
-  const int64_t kept = sizes.caps_out * padded_in;
+  const int64_t lanes = sizes.caps_out * kBlock, kept = lanes * sizes.blocks;
   // The vectors: for the dot agreement v of all iterations before t, added up.
   for (int64_t t = 0; t + 1 < sizes.iterations; ++t) {
     float* vector = out.vectors + t * sizes.rows;
@@ -210,29 +199,33 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
                                         work.v_positive + at);
       grad.d_scale[j] = 0.0f;
     }
-    clear_totals(sizes, work.totals);
-    for (int64_t block = 0; block < sizes.blocks; ++block) {
+    const float* c = couplings + (t - 1) * kept;
+    const float* grad_c = grad_couplings == nullptr ? nullptr : grad_couplings + (t - 1) * kept;
+    float* coefficients = out.coefficients + (t - 1) * kept;
+    if (!xnor) {
+      const float* x_scale = folded ? work.x_scale : nullptr;
+      sweep(sizes, u, ds, x_scale, grad.block, work.totals, [&](int64_t half, float* d) {
+        softmax_backward(sizes, c, grad_c, half, d);
+        spread(sizes, d, half, coefficients);
+        set_factor(sizes, x_scale == nullptr ? nullptr : x_scale + half * kHalf, d);
+      });
+    }
+    for (int64_t block = 0; xnor && block < sizes.blocks; ++block) {
       const float* u_block = u + block * sizes.u_block;
-      const float* x_scale = work.x_scale + block * kBlock;
-      float* d = grad.block;
-      dot_rows(sizes, u_block, ds, d);
-      if (folded) scale_lanes(sizes, x_scale, d);
-      if (grad_couplings != nullptr) {
-        add_spread(sizes, grad_couplings + (t - 1) * kept, block, d);
+      float *agreed = grad.d_agreed + block * lanes, *d = grad.block;
+      for (int64_t half = 0; half < 2; ++half) {
+        float* d_half = d + half * sizes.caps_out * kHalf;
+        dot_half(sizes, u_block + half * kHalf, ds, nullptr, d_half);
+        softmax_backward(sizes, c, grad_c, 2 * block + half, d_half);
       }
-      softmax_backward(sizes, couplings + (t - 1) * kept + block * kBlock, padded_in, d);
-      if (xnor) {
-        float* agreed = grad.d_agreed + block * lanes;
-        for (int64_t k = 0; k < lanes; ++k) d[k] = agreed[k] = agreed[k] + d[k];
-        agree_backward(layer, sizes, u_block,
-                       {work.means + block * lanes, work.signs + block * sizes.rows},
-                       work.v_positive, work.v_means, learned, d, work.totals,
-                       grad.d_means + block * lanes, grad.d_scale);
+      for (int64_t k = 0; k < lanes; ++k) d[k] = agreed[k] = agreed[k] + d[k];
+      agree_backward(layer, sizes, u_block,
+                     {work.means + block * lanes, work.signs + block * sizes.rows},
+                     work.v_positive, work.v_means, learned, block == 0, d, work.totals,
+                     grad.d_means + block * lanes, grad.d_scale);
+      for (int64_t half = 0; half < 2; ++half) {
+        spread(sizes, d + half * sizes.caps_out * kHalf, 2 * block + half, coefficients);
       }
-      spread(sizes, d, block, out.coefficients + (t - 1) * kept);
-      if (xnor) continue;
-      if (folded) scale_lanes(sizes, x_scale, d);
-      add_weighted(sizes, u_block, d, work.totals);
     }
     finish_sums(sizes, work.totals, 1.0f, nullptr, work.sums);
     if (!xnor) {
@@ -257,8 +250,8 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     }
   }
   if (out.d_means != nullptr) {
-    for (int64_t block = 0; block < sizes.blocks; ++block) {
-      spread(sizes, grad.d_means + block * lanes, block, out.d_means);
+    for (int64_t half = 0; half < 2 * sizes.blocks; ++half) {
+      spread(sizes, grad.d_means + half * sizes.caps_out * kHalf, half, out.d_means);
     }
   }
 }
@@ -619,7 +612,6 @@ inline void backward(const Layer& layer, const Weights& weights, const BackwardC
     for (int64_t group = groups * part / parts_count; group < end; ++group) {
       const int64_t first = group * together, left = call.batch - first;
       const int samples = static_cast<int>(left < together ? left : together);
-      clear_totals(sizes, work.totals);
       project(layer, sizes, weights, blocks, call.x + first * sizes.caps_in * sizes.dim_in, samples,
               work);
       for (int s = 0; s < samples; ++s) {

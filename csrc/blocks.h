@@ -11,6 +11,9 @@
 
 namespace xncaps::XNCAPS_ISA {
 
+// Lanes of a total: sums over capsules are kept lane by lane until all blocks are added up.
+constexpr int kTotal = 8;
+
 struct Sizes {
   int64_t caps_in, dim_in, caps_out, dim_out, iterations;
   int64_t blocks;   // of input capsules
@@ -179,16 +182,17 @@ inline void dot_signs(const Sizes& sizes, const uint8_t* x_bits, const uint8_t* 
 }
 
 // Predictions of a block from signs: u = (dot * x_scale) * scale, row by row. Folded leaves x_scale
-// to whoever reads u. The sums over the lanes of x_scale * dot * scale are added to `totals`.
+// to whoever reads u. The sums over the lanes of x_scale * dot * scale are added to `totals`, or put
+// there for the first block.
 template <bool OneByte, bool Folded, class Scale>
 inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const uint8_t* x_bits,
-                          const Vec* x_scale, float* u, float* totals) {
+                          const Vec* x_scale, bool first, float* u, float* totals) {
   const uint8_t* bits = weights.bits;
   const Scale* scale = static_cast<const Scale*>(weights.scale);
   for (int64_t row = 0; row < sizes.rows; ++row) {
     Vec dots[kVecs];
     dot_signs<OneByte>(sizes, x_bits, bits, dots);
-    Vec total = load(totals);
+    Vec total = set(0.0f);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const Vec w_scale = load_scale(scale + q * kLanes);
@@ -196,11 +200,11 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
       store(u + q * kLanes, value);
       total = Folded ? fma(value, x_scale[q], total) : total + value;
     }
-    store(totals, total);
+    add_to_total(totals, first, total);
     bits += sizes.bytes * kBlock;
     scale += kBlock;
     u += kBlock;
-    totals += kLanes;
+    totals += kTotal;
   }
 }
 
@@ -251,92 +255,183 @@ inline void project_floats(const Sizes& sizes, const float* weights, const float
   }
 }
 
-// totals[row] += sum of the vectors of u in that row.
-inline void add_rows(const Sizes& sizes, const float* u, float* totals) {
+// totals[row] += sum of the vectors of u in that row; of the first block, = instead of +=.
+inline void add_rows(const Sizes& sizes, const float* u, bool first, float* totals) {
   for (int64_t row = 0; row < sizes.rows; ++row) {
-    Vec total = load(totals + row * kLanes);
+    Vec total = load(u + row * kBlock);
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) total = total + load(u + row * kBlock + q * kLanes);
-    store(totals + row * kLanes, total);
+    for (int q = 1; q < kVecs; ++q) total = total + load(u + row * kBlock + q * kLanes);
+    add_to_total(totals + row * kTotal, first, total);
   }
 }
 
-// totals[j, e] += c[j] * u[j, e]: the weighted sum, lane by lane.
-inline void add_weighted(const Sizes& sizes, const float* u, const float* c, float* totals) {
-  for (int64_t j = 0; j < sizes.caps_out; ++j, c += kBlock) {
-    Vec weight[kVecs];
-#pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) weight[q] = load(c + q * kLanes);
-    for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kLanes) {
-      Vec total = load(totals);
-#pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) total = fma(weight[q], load(u + q * kLanes), total);
-      store(totals, total);
-    }
-  }
-}
+// Routing goes over u in halves of blocks: one that is read and one that is waiting, with the totals,
+// fit into the smallest cache.
+constexpr int kHalf = 16, kHalfVecs = kHalf / kLanes;
 
-// out[j] = u[j] . v[j], lane by lane.
-inline void dot_rows(const Sizes& sizes, const float* u, const float* v, float* out) {
-  for (int64_t j = 0; j < sizes.caps_out; ++j) {
-    // Two sums for each vector, so that an addition need not wait for the one before.
-    Vec even[kVecs], odd[kVecs];
+// What is known of a half for each output capsule has one more row at its end: of logits their
+// largest, of weights a factor of them all.
+inline int64_t half_size(const Sizes& sizes) { return (sizes.caps_out + 1) * kHalf; }
+
+// out[j] = u[j] . v[j], lane by lane, and totals[j, e] += c[j] * u_before[j, e] in the same pass: while
+// one half comes from a larger cache, the sums of the half before it are made from the smallest.
+template <bool Dot, bool Add, bool First>
+inline void dot_and_add(const Sizes& sizes, const float* u, const float* v, const float* factor,
+                        float* out, const float* u_before, const float* c, float* totals) {
+  const int64_t caps_out = sizes.caps_out, dim_out = sizes.dim_out;
+  Vec factors[kHalfVecs], most[kHalfVecs], all[kHalfVecs];
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) even[q] = odd[q] = set(0.0f);
-    int64_t e = 0;
-    for (; e + 2 <= sizes.dim_out; e += 2, u += 2 * kBlock, v += 2) {
-      const Vec v0 = set(v[0]), v1 = set(v[1]);
+  for (int q = 0; q < kHalfVecs; ++q) {
+    if (Dot) factors[q] = factor == nullptr ? set(1.0f) : load(factor + q * kLanes);
+    if (Add) all[q] = load(c + caps_out * kHalf + q * kLanes);
+  }
+  // Two sums for each vector, so that an addition need not wait for the one before.
+  Vec sums[2][kHalfVecs], weight[kHalfVecs];
+  const auto work = [&](int64_t row, int which) {
+    if (Dot) {
+      const Vec value = set(v[row]);
 #pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) {
-        even[q] = fma(v0, load(u + q * kLanes), even[q]);
-        odd[q] = fma(v1, load(u + kBlock + q * kLanes), odd[q]);
+      for (int q = 0; q < kHalfVecs; ++q) {
+        sums[which][q] = fma(value, load(u + row * kBlock + q * kLanes), sums[which][q]);
       }
     }
-    if (e < sizes.dim_out) {
+    if (Add) {
+      Vec sum = weight[0] * load(u_before + row * kBlock);
 #pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) even[q] = fma(set(v[0]), load(u + q * kLanes), even[q]);
-      u += kBlock;
-      v += 1;
+      for (int q = 1; q < kHalfVecs; ++q) {
+        sum = fma(weight[q], load(u_before + row * kBlock + q * kLanes), sum);
+      }
+      add_to_total(totals + row * kTotal, First, sum);
     }
+  };
+  for (int64_t j = 0; j < caps_out; ++j) {
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) store(out + j * kBlock + q * kLanes, even[q] + odd[q]);
+    for (int q = 0; q < kHalfVecs; ++q) {
+      sums[0][q] = sums[1][q] = set(0.0f);
+      if (Add) weight[q] = load(c + j * kHalf + q * kLanes) * all[q];
+    }
+    int64_t row = j * dim_out;
+    const int64_t end = row + dim_out;
+    for (; row + 4 <= end; row += 4) {
+      work(row, 0);
+      work(row + 1, 1);
+      work(row + 2, 0);
+      work(row + 3, 1);
+    }
+    for (; row < end; ++row) work(row, 0);
+#pragma GCC unroll 16
+    for (int q = 0; Dot && q < kHalfVecs; ++q) {
+      const Vec logit = (sums[0][q] + sums[1][q]) * factors[q];
+      store(out + j * kHalf + q * kLanes, logit);
+      most[q] = j == 0 ? logit : max(most[q], logit);
+    }
+  }
+#pragma GCC unroll 16
+  for (int q = 0; Dot && q < kHalfVecs; ++q) store(out + caps_out * kHalf + q * kLanes, most[q]);
+}
+
+// Only the one, or only the other.
+inline void dot_half(const Sizes& sizes, const float* u, const float* v, const float* factor,
+                     float* out) {
+  dot_and_add<true, false, true>(sizes, u, v, factor, out, nullptr, nullptr, nullptr);
+}
+inline void add_half(const Sizes& sizes, const float* u, const float* c, bool first, float* totals) {
+  const auto run = first ? &dot_and_add<false, true, true> : &dot_and_add<false, true, false>;
+  run(sizes, nullptr, nullptr, nullptr, nullptr, u, c, totals);
+}
+
+// Goes over all of u once: for every half of a block, logits = u . v, which `weigh` turns into weights,
+// and totals = sum of weights * u. `factor` has a factor of the logits for every lane, or is null.
+template <class Weigh>
+inline void sweep(const Sizes& sizes, const float* u, const float* v, const float* factor,
+                  float* logits, float* totals, const Weigh& weigh) {
+  const int64_t halves = 2 * sizes.blocks;
+  const auto at = [&](int64_t half) {
+    return u + half / 2 * sizes.u_block + half % 2 * kHalf;
+  };
+  const auto factor_at = [&](int64_t half) {
+    return factor == nullptr ? nullptr : factor + half * kHalf;
+  };
+  float *now = logits, *next = logits + half_size(sizes);
+  dot_half(sizes, at(0), v, factor_at(0), now);
+  for (int64_t half = 0; half < halves; ++half) {
+    weigh(half, now);
+    if (half + 1 == halves) return add_half(sizes, at(half), now, half == 0, totals);
+    const auto run = half == 0 ? &dot_and_add<true, true, true> : &dot_and_add<true, true, false>;
+    run(sizes, at(half + 1), v, factor_at(half + 1), next, at(half), now, totals);
+    float* swap = now;
+    now = next;
+    next = swap;
   }
 }
 
-// c[j] *= scale, lane by lane.
-inline void scale_lanes(const Sizes& sizes, const float* scale, float* c) {
+// The last row of weights: a factor of each lane, or 1.
+inline void set_factor(const Sizes& sizes, const float* factor, float* c) {
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) {
-    const Vec factor = load(scale + q * kLanes);
-    for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      store(c + j * kBlock + q * kLanes, load(c + j * kBlock + q * kLanes) * factor);
-    }
+  for (int q = 0; q < kHalfVecs; ++q) {
+    store(c + sizes.caps_out * kHalf + q * kLanes,
+          factor == nullptr ? set(1.0f) : load(factor + q * kLanes));
   }
 }
 
-// Softmax over the output capsules, in place.
-inline void softmax(const Sizes& sizes, float* logits) {
+// Softmax over the output capsules, in place; all but the division by the sum, which goes into the
+// last row together with a factor of each lane, if there is one.
+inline void softmax(const Sizes& sizes, const float* lane_factor, float* logits) {
+  const int64_t caps_out = sizes.caps_out;
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) {
+  for (int q = 0; q < kHalfVecs; ++q) {
     float* column = logits + q * kLanes;
-    Vec most = load(column);
-    for (int64_t j = 1; j < sizes.caps_out; ++j) most = max(most, load(column + j * kBlock));
-    Vec sum = set(0.0f);
-    for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      const Vec e = exp_of_nonpositive(load(column + j * kBlock) - most);
-      store(column + j * kBlock, e);
-      sum = sum + e;
+    const Vec most = load(column + caps_out * kHalf);
+    Vec sums[2] = {set(0.0f), set(0.0f)};
+    int64_t j = 0;
+    for (; j + 2 <= caps_out; j += 2) {
+#pragma GCC unroll 16
+      for (int h = 0; h < 2; ++h) {
+        float* at = column + (j + h) * kHalf;
+        const Vec e = exp_of_nonpositive(load(at) - most);
+        store(at, e);
+        sums[h] = sums[h] + e;
+      }
     }
-    const Vec factor = set(1.0f) / sum;
+    if (j < caps_out) {
+      const Vec e = exp_of_nonpositive(load(column + j * kHalf) - most);
+      store(column + j * kHalf, e);
+      sums[0] = sums[0] + e;
+    }
+    const Vec factor = lane_factor == nullptr ? set(1.0f) : load(lane_factor + q * kLanes);
+    store(column + caps_out * kHalf, factor / (sums[0] + sums[1]));
+  }
+}
+
+// Multiplies the factor of the last row into the others, and sets another one.
+inline void apply_factor(const Sizes& sizes, const float* factor, float* c) {
+#pragma GCC unroll 16
+  for (int q = 0; q < kHalfVecs; ++q) {
+    const Vec all = load(c + sizes.caps_out * kHalf + q * kLanes);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      store(column + j * kBlock, load(column + j * kBlock) * factor);
+      store(c + j * kHalf + q * kLanes, load(c + j * kHalf + q * kLanes) * all);
     }
   }
+  set_factor(sizes, factor, c);
+}
+
+// Copies rows of a half of a block to rows of all capsules.
+inline void spread(const Sizes& sizes, const float* from, int64_t half, float* to) {
+  const int64_t stride = sizes.blocks * kBlock;
+  for (int64_t j = 0; j < sizes.caps_out; ++j) {
+    std::memcpy(to + j * stride + half * kHalf, from + j * kHalf, kHalf * sizeof(float));
+  }
+}
+
+// Where vector q of a block is in rows of its two halves, (2, caps_out, 16).
+inline int64_t lanes_at(const Sizes& sizes, int64_t j, int q) {
+  const int64_t half = q * kLanes / kHalf;
+  return (half * sizes.caps_out + j) * kHalf + q * kLanes % kHalf;
 }
 
 // What the xnor agreement needs to know of the predictions of a block.
 struct Described {
-  float* means;   // (caps_out, 32): mean of the absolute numbers
+  float* means;   // (2, caps_out, 16): mean of the absolute numbers
   Signs* signs;   // (caps_out, dim_out)
 };
 
@@ -346,7 +441,7 @@ inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, De
     mean_abs(u, sizes.dim_out, means);
     thresholds_of(binarizer, u, sizes.dim_out, thresholds);
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) store(out.means + j * kBlock + q * kLanes, means[q]);
+    for (int q = 0; q < kVecs; ++q) store(out.means + lanes_at(sizes, j, q), means[q]);
     for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock) {
       Vec a[kVecs];
 #pragma GCC unroll 16
@@ -398,13 +493,14 @@ inline float describe_output(Binarizer binarizer, const float* v, int64_t dim, u
 // Sums over the lanes of every row, times a factor, plus the bias.
 inline void finish_sums(const Sizes& sizes, const float* totals, float factor, const float* bias,
                         float* sums) {
-  alignas(64) float group[kLanes];
-  for (int64_t row = 0; row < sizes.rows; row += kLanes) {
-    reduce(totals + row * kLanes, group);
-    const int64_t count = sizes.rows - row < kLanes ? sizes.rows - row : kLanes;
+  alignas(64) float group[8];
+  for (int64_t row = 0; row < sizes.rows; row += 8) {
+    reduce(totals + row * kTotal, group);
+    const int64_t count = sizes.rows - row < 8 ? sizes.rows - row : 8;
     for (int64_t k = 0; k < count; ++k) {
-      sums[row + k] = group[k] * factor + (bias == nullptr ? 0.0f : bias[row + k]);
+      sums[row + k] = group[k] * factor;
     }
+    for (int64_t k = 0; bias != nullptr && k < count; ++k) sums[row + k] += bias[row + k];
   }
 }
 
@@ -429,9 +525,7 @@ inline void squash(const Sizes& sizes, const float* s, float* v) {
   }
 }
 
-// Rows of totals, filled up to whole groups of vectors for `reduce`.
-inline int64_t totals_size(const Sizes& sizes) {
-  return (sizes.rows + kLanes - 1) / kLanes * kLanes * kLanes;
-}
+// Rows of totals, filled up to whole groups of eight for `reduce`.
+inline int64_t totals_size(const Sizes& sizes) { return (sizes.rows + 7) / 8 * 8 * kTotal; }
 
 }  // namespace xncaps::XNCAPS_ISA

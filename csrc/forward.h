@@ -8,16 +8,16 @@ namespace xncaps::XNCAPS_ISA {
 
 // What one sample needs while it is routed.
 struct Workspace {
-  float* totals;       // (rows, kLanes): sums of a sweep, lane by lane
-  float* logits;       // (caps_out, 32), or (blocks, caps_out, 32) if they are kept
-  float* means;        // (blocks, caps_out, 32) of the predictions
+  float* totals;       // (rows, kTotal): sums of a sweep, lane by lane
+  float* logits;       // (halves, caps_out, 16) of the xnor agreement
+  float* means;        // (halves, caps_out, 16): of the predictions
   Signs* signs;        // (blocks, rows)
   float* sums;         // (rows)
   float* v;            // (rows)
   float* v_sum;        // (rows): v of all iterations so far
   float* v_means;      // (caps_out)
   uint8_t* v_positive;  // (rows)
-  float* couplings;    // (caps_out, 32)
+  float* couplings;    // (2, caps_out + 1, 16)
   float* x_scale;      // (samples, blocks, 32)
   uint8_t* x_bits;     // (bytes, 32)
   float* x_lanes;      // (samples, dim_in, 32)
@@ -27,7 +27,7 @@ struct Workspace {
     const bool xnor = layer.agreement != Binarizer::none;
     const int64_t lanes = sizes.caps_out * kBlock;
     totals = parts.take<float>(totals_size(sizes));
-    logits = parts.take<float>(xnor ? sizes.blocks * lanes : lanes);
+    logits = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
     means = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
     signs = parts.take<Signs>(xnor ? sizes.blocks * sizes.rows : 0);
     sums = parts.take<float>(sizes.rows);
@@ -35,7 +35,7 @@ struct Workspace {
     v_sum = parts.take<float>(sizes.rows);
     v_means = parts.take<float>(sizes.caps_out);
     v_positive = parts.take<uint8_t>(sizes.rows);
-    couplings = parts.take<float>(lanes);
+    couplings = parts.take<float>(2 * half_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
     x_bits = parts.take<uint8_t>(sizes.bytes * kBlock);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
@@ -48,10 +48,6 @@ struct Workspace {
 inline bool is_folded(const Layer& layer, const Weights& weights) {
   return layer.projection != Binarizer::none && layer.agreement == Binarizer::none &&
          !weights.learned;
-}
-
-inline void clear_totals(const Sizes& sizes, float* totals) {
-  std::memset(totals, 0, totals_size(sizes) * sizeof(float));
 }
 
 // Predictions of one sample from signs; their sums over the lanes go to `totals`.
@@ -68,7 +64,7 @@ inline void project_sample(const Layer& layer, const Sizes& sizes, const WeightB
     if (!learned) mean_abs(work.x_lanes, sizes.dim_in, x_scale);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(work.x_scale + first + q * kLanes, x_scale[q]);
-    project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale,
+    project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale, block == 0,
                                           u + block * sizes.u_block, work.totals);
   }
 }
@@ -113,7 +109,7 @@ inline void project(const Layer& layer, const Sizes& sizes, const Weights& weigh
   }
 }
 
-// Adds the xnor agreement of a block with v to the logits.
+// Adds the xnor agreement of a block with v to the logits of its halves.
 inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t* v_positive,
                            const float* v_means, const float* learned, float* logits) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
@@ -122,18 +118,33 @@ inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t
     const Vec scale = set(learned == nullptr ? v_means[j] : learned[j]);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const int64_t at = j * kBlock + q * kLanes;
+      const int64_t at = lanes_at(sizes, j, q);
       if (learned == nullptr) dots[q] = dots[q] * load(u.means + at);
       store(logits + at, fma(dots[q], scale, load(logits + at)));
     }
   }
 }
 
+// Copies the logits of a half, and puts their largest behind them.
+inline void copy_logits(const Sizes& sizes, const float* logits, float* c) {
+#pragma GCC unroll 16
+  for (int q = 0; q < kHalfVecs; ++q) {
+    Vec most = load(logits + q * kLanes);
+    for (int64_t j = 0; j < sizes.caps_out; ++j) {
+      const Vec logit = load(logits + j * kHalf + q * kLanes);
+      store(c + j * kHalf + q * kLanes, logit);
+      most = max(most, logit);
+    }
+    store(c + sizes.caps_out * kHalf + q * kLanes, most);
+  }
+}
+
 // Routes one sample whose predictions are in u and their sums in work.totals.
 inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights, const float* u,
                   Workspace& work, float* v_out, float* sums_out, float* couplings_out) {
-  const bool xnor = layer.agreement != Binarizer::none, folded = is_folded(layer, weights);
-  const int64_t lanes = sizes.caps_out * kBlock, padded_in = sizes.blocks * kBlock;
+  const bool xnor = layer.agreement != Binarizer::none;
+  const float* x_scale = is_folded(layer, weights) ? work.x_scale : nullptr;
+  const int64_t lanes = sizes.caps_out * kBlock, kept = lanes * sizes.blocks;
   if (xnor && sizes.iterations > 1) {
     std::memset(work.logits, 0, sizes.blocks * lanes * sizeof(float));
     for (int64_t block = 0; block < sizes.blocks; ++block) {
@@ -142,32 +153,29 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     }
   }
   for (int64_t t = 0; t < sizes.iterations; ++t) {
-    if (t > 0) {
-      clear_totals(sizes, work.totals);
-      for (int64_t block = 0; block < sizes.blocks; ++block) {
-        const float* u_block = u + block * sizes.u_block;
-        float* c = work.couplings;
-        if (xnor) {
-          float* logits = work.logits + block * lanes;
+    const auto couple = [&](int64_t half, float* c) {
+      const float* factor = x_scale == nullptr ? nullptr : x_scale + half * kHalf;
+      if (couplings_out == nullptr) return softmax(sizes, factor, c);
+      softmax(sizes, nullptr, c);
+      apply_factor(sizes, factor, c);
+      spread(sizes, c, half, couplings_out + (t - 1) * kept);
+    };
+    if (t > 0 && xnor) {
+      for (int64_t half = 0; half < 2 * sizes.blocks; ++half) {
+        const int64_t block = half / 2;
+        if (half % 2 == 0) {
           agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
-                         work.v_positive, work.v_means, weights.agreement_scale, logits);
-          std::memcpy(c, logits, lanes * sizeof(float));
-        } else {
-          // u . v of all iterations so far, added up, is u . (the sum of v).
-          dot_rows(sizes, u_block, work.v_sum, c);
+                         work.v_positive, work.v_means, weights.agreement_scale,
+                         work.logits + block * lanes);
         }
-        const float* x_scale = work.x_scale + block * kBlock;
-        if (folded) scale_lanes(sizes, x_scale, c);
-        softmax(sizes, c);
-        if (couplings_out != nullptr) {
-          float* to = couplings_out + (t - 1) * sizes.caps_out * padded_in + block * kBlock;
-          for (int64_t j = 0; j < sizes.caps_out; ++j) {
-            std::memcpy(to + j * padded_in, c + j * kBlock, kBlock * sizeof(float));
-          }
-        }
-        if (folded) scale_lanes(sizes, x_scale, c);
-        add_weighted(sizes, u_block, c, work.totals);
+        float* c = work.couplings;
+        copy_logits(sizes, work.logits + half * sizes.caps_out * kHalf, c);
+        couple(half, c);
+        add_half(sizes, u + block * sizes.u_block + half % 2 * kHalf, c, half == 0, work.totals);
       }
+    } else if (t > 0) {
+      // u . v of all iterations so far, added up, is u . (the sum of v).
+      sweep(sizes, u, work.v_sum, x_scale, work.couplings, work.totals, couple);
     }
     const float factor = t == 0 ? 1.0f / static_cast<float>(sizes.caps_out) : 1.0f;
     float* sums = sums_out == nullptr ? work.sums : sums_out + t * sizes.rows;
@@ -205,15 +213,13 @@ inline void forward(const Layer& layer, const Weights& weights, const ForwardCal
     for (int64_t group = groups * part / parts_count; group < end; ++group) {
       const int64_t first = group * together, left = call.batch - first;
       const int samples = static_cast<int>(left < together ? left : together);
-      clear_totals(sizes, work.totals);
       project(layer, sizes, weights, blocks, call.x + first * sizes.caps_in * sizes.dim_in, samples,
               work);
       for (int s = 0; s < samples; ++s) {
         const float* u = work.u + s * sizes.u_size;
         if (layer.projection == Binarizer::none) {
-          clear_totals(sizes, work.totals);
           for (int64_t block = 0; block < sizes.blocks; ++block) {
-            add_rows(sizes, u + block * sizes.u_block, work.totals);
+            add_rows(sizes, u + block * sizes.u_block, block == 0, work.totals);
           }
         }
         const int64_t b = first + s;

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "layout.h"
-#include "transpose_x86.h"
+#include "lanes_x86.h"
 
 namespace xncaps::avx2 {
 
@@ -47,13 +47,8 @@ inline Vec exp_of_nonpositive(Vec a) {
   return _mm256_and_ps(select(is_nan(a), a, scaled), normal);
 }
 
-// sums[k] = sum over the lanes of the k-th of 8 vectors.
-inline void reduce(const float* vectors, float* sums) {
-  Vec a[8];
-  for (int k = 0; k < 8; ++k) a[k] = load(vectors + 8 * k);
-  for (int k = 0; k < 4; ++k) a[k] = _mm256_hadd_ps(a[2 * k], a[2 * k + 1]);
-  const Vec low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
-  store(sums, _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31));
+inline void add_to_total(float* total, bool first, Vec a) {
+  store(total, first ? a : a + load(total));
 }
 
 // Bytes of the 32 lanes of a block.

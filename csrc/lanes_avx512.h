@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "layout.h"
-#include "transpose_x86.h"
+#include "lanes_x86.h"
 
 namespace xncaps::avx512 {
 
@@ -46,25 +46,11 @@ inline Vec exp_of_nonpositive(Vec a) {
   return _mm512_maskz_scalef_ps(finite, p, n);
 }
 
-// sums[k] = sum over the lanes of the k-th of 16 vectors.
-inline void reduce(const float* vectors, float* sums) {
-  Vec a[16];
-  for (int k = 0; k < 16; ++k) a[k] = load(vectors + 16 * k);
-  // Each step adds neighbours, so that a vector holds sums of twice as many vectors.
-  Vec b[8];
-  for (int k = 0; k < 8; ++k) {
-    const Vec x = a[2 * k], y = a[2 * k + 1];
-    b[k] = _mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y);  // x y x y in each quarter
-  }
-  Vec c[4];
-  for (int k = 0; k < 4; ++k) {
-    const __m512d x = _mm512_castps_pd(b[2 * k]), y = _mm512_castps_pd(b[2 * k + 1]);
-    c[k] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-  }
-  // Quarters of c[k] hold partial sums of vectors 4k..4k+3.
-  const Vec d = _mm512_shuffle_f32x4(c[0], c[1], 0x44) + _mm512_shuffle_f32x4(c[0], c[1], 0xee);
-  const Vec e = _mm512_shuffle_f32x4(c[2], c[3], 0x44) + _mm512_shuffle_f32x4(c[2], c[3], 0xee);
-  store(sums, _mm512_shuffle_f32x4(d, e, 0x88) + _mm512_shuffle_f32x4(d, e, 0xdd));
+// Totals are half as wide as vectors: they are loaded and stored for every row.
+inline void add_to_total(float* total, bool first, Vec a) {
+  __m256 sum = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  if (!first) sum = _mm256_add_ps(sum, _mm256_loadu_ps(total));
+  _mm256_storeu_ps(total, sum);
 }
 
 // Bytes of the 32 lanes of a block.
@@ -88,12 +74,12 @@ inline Vec floats_of_bytes(const int8_t* p) {
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
 constexpr int kTileRows = 4, kTileBlocks = 4;
-using Code = uint8_t;
+using Code = uint32_t;  // the byte four times: so wide a number is spread while it is loaded
 using Column = Bytes;
-inline Code code_of(uint8_t byte) { return byte; }
+inline Code code_of(uint8_t byte) { return byte * 0x01010101u; }
 inline Column column_of(Bytes bytes) { return bytes; }
 inline Bytes count_different(Column column, Code code) {
-  return count_different_bits(column, set_bytes(code));
+  return count_different_bits(column, _mm256_set1_epi32(static_cast<int>(code)));
 }
 
 inline void add_to_counts(uint16_t* counts, Bytes a) {

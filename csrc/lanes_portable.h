@@ -90,10 +90,14 @@ inline Vec exp_of_nonpositive(Vec a) {
   return out;
 }
 
-// sums[k] = sum over the lanes of the k-th of kLanes vectors.
-inline void reduce(const float* vectors, float* sums) {
-  for (int k = 0; k < kLanes; ++k) {
-    const float* v = vectors + kLanes * k;
+inline void add_to_total(float* total, bool first, Vec a) {
+  store(total, first ? a : a + load(total));
+}
+
+// sums[k] = sum of the k-th of 8 totals.
+inline void reduce(const float* totals, float* sums) {
+  for (int k = 0; k < 8; ++k) {
+    const float* v = totals + 8 * k;
     sums[k] = ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
   }
 }

@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <chrono>
+#include <memory>
 #include <vector>
 
 #if defined(XNCAPS_X86)
@@ -63,11 +64,16 @@ double fma_rate(double seconds) {
 
 double read_rate(size_t bytes, double seconds) {
   const size_t unit = 4 * kWidth, count = (bytes / sizeof(float) + unit - 1) / unit * unit;
-  const std::vector<float> data(count, 1.0f);
+  // A vector that crosses the end of a cache line would take two reads.
+  std::vector<float> memory(count + kWidth, 1.0f);
+  size_t room = memory.size() * sizeof(float);
+  void* start = memory.data();
+  const float* data =
+      static_cast<const float*>(std::align(64, count * sizeof(float), start, room));
   const size_t repeats = 1 + (size_t{4} << 20) / (count * sizeof(float));
   volatile float sink = 0.0f;
   return best_rate(seconds, static_cast<double>(repeats * count * sizeof(float)), [&] {
-    for (size_t k = 0; k < repeats; ++k) sink = sink + add_all(data.data(), count);
+    for (size_t k = 0; k < repeats; ++k) sink = sink + add_all(data, count);
   });
 }
 

@@ -169,7 +169,7 @@ inline void linear(const LinearCall& call) {
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
   // Rows that are worked on together, so that the columns in the cache serve many of them.
-  const int64_t group = 64 * kTileRows;
+  const int64_t group = 16 * kTileRows;
   Parts count(nullptr);
   Memory(bytes, narrow_bytes, group, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
