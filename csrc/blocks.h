@@ -375,9 +375,10 @@ inline void set_factor(const Sizes& sizes, const float* factor, float* c) {
 }
 
 // Softmax over the output capsules, in place; all but the division by the sum, which goes into the
-// last row together with a factor of each lane, if there is one.
-inline void softmax(const Sizes& sizes, const float* lane_factor, float* logits) {
-  const int64_t caps_out = sizes.caps_out;
+// last row together with a factor of each lane, if there is one. If they are wanted, the couplings
+// go to rows of all capsules.
+inline void softmax(const Sizes& sizes, const float* lane_factor, float* logits, float* couplings) {
+  const int64_t caps_out = sizes.caps_out, stride = sizes.blocks * kBlock;
 #pragma GCC unroll 16
   for (int q = 0; q < kHalfVecs; ++q) {
     float* column = logits + q * kLanes;
@@ -399,20 +400,12 @@ inline void softmax(const Sizes& sizes, const float* lane_factor, float* logits)
       sums[0] = sums[0] + e;
     }
     const Vec factor = lane_factor == nullptr ? set(1.0f) : load(lane_factor + q * kLanes);
-    store(column + caps_out * kHalf, factor / (sums[0] + sums[1]));
-  }
-}
-
-// Multiplies the factor of the last row into the others, and sets another one.
-inline void apply_factor(const Sizes& sizes, const float* factor, float* c) {
-#pragma GCC unroll 16
-  for (int q = 0; q < kHalfVecs; ++q) {
-    const Vec all = load(c + sizes.caps_out * kHalf + q * kLanes);
-    for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      store(c + j * kHalf + q * kLanes, load(c + j * kHalf + q * kLanes) * all);
+    const Vec sum = sums[0] + sums[1];
+    store(column + caps_out * kHalf, factor / sum);
+    for (j = 0; couplings != nullptr && j < caps_out; ++j) {
+      store(couplings + j * stride + q * kLanes, load(column + j * kHalf) * (set(1.0f) / sum));
     }
   }
-  set_factor(sizes, factor, c);
 }
 
 // Copies rows of a half of a block to rows of all capsules.

@@ -155,10 +155,8 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
   for (int64_t t = 0; t < sizes.iterations; ++t) {
     const auto couple = [&](int64_t half, float* c) {
       const float* factor = x_scale == nullptr ? nullptr : x_scale + half * kHalf;
-      if (couplings_out == nullptr) return softmax(sizes, factor, c);
-      softmax(sizes, nullptr, c);
-      apply_factor(sizes, factor, c);
-      spread(sizes, c, half, couplings_out + (t - 1) * kept);
+      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + half * kHalf;
+      softmax(sizes, factor, c, to);
     };
     if (t > 0 && xnor) {
       for (int64_t half = 0; half < 2 * sizes.blocks; ++half) {
