@@ -42,7 +42,6 @@ class Memory {
     if (size_ > kKept) release();
   }
 
- private:
   void release() {
     std::free(data_);
     held.fetch_sub(size_);
@@ -50,6 +49,7 @@ class Memory {
     size_ = 0;
   }
 
+ private:
   char* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -73,7 +73,10 @@ char* scratch(size_t bytes) { return memory.at_least(bytes > 0 ? bytes : 1); }
 
 size_t scratch_peak() { return peak.load(); }
 
-void reset_scratch_peak() { peak.store(held.load()); }
+void reset_scratch_peak() {
+  memory.release();
+  peak.store(held.load());
+}
 
 void run_parallel(int64_t count, int threads, size_t bytes, Work work, const void* context) {
   if (count < threads) threads = static_cast<int>(count);

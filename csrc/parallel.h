@@ -13,7 +13,7 @@ char* scratch(size_t bytes);
 
 // The most bytes of scratch and buffers that were held at once since the last reset.
 size_t scratch_peak();
-void reset_scratch_peak();
+void reset_scratch_peak();  // and gives back what this thread has kept
 
 // Memory of a call that all threads share. Throws std::bad_alloc.
 class Buffer {

@@ -1,11 +1,21 @@
 """What the tests of packing share: networks that have lived, comparisons, and bytes."""
 
+import contextlib
 import warnings
 
 import torch
 from torch import nn
 
 import xncaps
+from xncaps import kernels
+from xncaps.layers import xnorize_both
+
+LAYERS = {
+    "plain": xncaps.CapsFC,
+    "out": xncaps.XnODR,
+    "in": xncaps.XnIDR,
+    "both": xnorize_both,
+}
 
 
 def assert_close(got, wanted, within=1e-5):
@@ -43,3 +53,20 @@ def live(model, size, images=4):
     for norm in norms:
         shaken_norm(norm)
     return model
+
+
+@contextlib.contextmanager
+def path(name):
+    """As the library runs, or without the native module; every test of pack runs both ways."""
+    torch.manual_seed(7)
+    with contextlib.nullcontext() if name == "native" else kernels.disabled():
+        yield
+
+
+def shaken(layer):
+    """The layer with all parameters but the weight away from where they start."""
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name != "weight":
+                parameter.add_(0.3 * torch.randn_like(parameter) * parameter.abs().mean() + 0.01)
+    return layer

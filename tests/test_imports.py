@@ -16,6 +16,7 @@ MODELS = LAYERS | {"heads", "attach", "backbones", "networks", "models"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
+    "system": set(),
     "binarizers": {"errors"},
     "capsules": {"errors"},
     "routing": BASE,
@@ -37,8 +38,8 @@ ARROWS: dict[str, set[str]] = {
     "paper": MODELS | {"counting", "text"},
     "images": {"errors"},
     "data": {"errors", "images"},
-    "training": MODELS | {"counting", "data", "images", "text", "__init__"},
-    "bench": MODELS | {"data", "deploy", "kernels", "text", "training", "__init__"},
+    "training": MODELS | {"counting", "data", "images", "system", "text", "__init__"},
+    "bench": MODELS | {"data", "deploy", "kernels", "system", "text", "training", "__init__"},
     "cli": MODELS
     | {"bench", "counting", "data", "images", "paper", "text", "training", "__init__"},
     "__init__": MODELS | {"counting", "deploy", "errors", "training"},

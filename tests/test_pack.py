@@ -1,54 +1,26 @@
 """pack: outputs as the original's, bits where the kernels look for them, and bytes as counted."""
 
 import copy
-import io
 import itertools
-import pickle
-import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import xncaps
 from checks import refused
 from kernel_cases import off_ties
-from pack_cases import assert_close, bytes_of, create, live
-from xncaps import kernels
+from pack_cases import LAYERS, assert_close, bytes_of, create, live, path, shaken
 from xncaps.binarizers import BINARIZERS
 from xncaps.deploy import PackedCapsules, PackedXnorConv2d, PackedXnorLinear
 from xncaps.deploy.layout import from_lanes, pack_bits, to_lanes, unpack_bits
-from xncaps.errors import InputError, InputTypeError
+from xncaps.errors import InputError
 from xncaps.heads import CAPSULE_HEADS, HEADS
-from xncaps.layers import xnorize_both
-from xncaps.routing import DotAgreement
-
-LAYERS = {
-    "plain": xncaps.CapsFC,
-    "out": xncaps.XnODR,
-    "in": xncaps.XnIDR,
-    "both": xnorize_both,
-}
 
 
 @pytest.fixture(params=["native", "reference"], autouse=True)
 def _path(request):
-    """Every test runs as the library does, and once more without the native module."""
-    torch.manual_seed(7)
-    if request.param == "native":
+    with path(request.param):
         yield
-    else:
-        with kernels.disabled():
-            yield
-
-
-def shaken(layer):
-    """The layer with all parameters but the weight away from where they start."""
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if name != "weight":
-                parameter.add_(0.3 * torch.randn_like(parameter) * parameter.abs().mean() + 0.01)
-    return layer
 
 
 def pairs(layer, batch=5, **options):
@@ -288,239 +260,3 @@ def test_xnornet(options):
         assert_close(packed(images), model(images))
     kinds = [type(module) for module in packed.modules()]
     assert (kinds.count(PackedXnorConv2d), kinds.count(PackedXnorLinear)) == (5, 2)
-
-
-def test_training_mode_and_evaluation_mode_pack_the_same():
-    model = live(create("convnet", "xnidr", "append", 28), 28)
-    images = torch.randn(2, 1, 28, 28)
-    assert torch.equal(xncaps.pack(model.train())(images), xncaps.pack(model.eval())(images))
-
-
-def test_gradients_reach_the_input():
-    for make in (*LAYERS.values(), None):
-        layer = xncaps.XnorLinear(5, 4) if make is None else make(9, 5, 3, 4)
-        x = torch.randn(2, 9, 5, requires_grad=True)
-        wanted = torch.autograd.grad(layer(x).square().sum(), x)
-        got = torch.autograd.grad(xncaps.pack(layer)(x).square().sum(), x)
-        assert_close(got, wanted)
-
-
-def some():
-    """Packed layers of every kind, each with an input."""
-    yield xncaps.pack(shaken(xnorize_both(33, 9, 3, 4, routing_bias=True))), torch.randn(2, 33, 9)
-    yield xncaps.pack(xncaps.XnODR(33, 9, 3, 4), scales="float16"), torch.randn(2, 33, 9)
-    yield xncaps.pack(xncaps.CapsFC(33, 9, 3, 4)), torch.randn(2, 33, 9)
-    yield xncaps.pack(xncaps.XnorLinear(9, 5)), torch.randn(2, 9)
-    yield xncaps.pack(xncaps.XnorConv2d(9, 5, 3)), torch.randn(2, 9, 5, 5)
-
-
-def test_copies_and_pickles():
-    for packed, x in some():
-        wanted = packed(x)
-        for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed)), copy.copy(packed)):
-            assert other._native is None
-            assert torch.equal(other(x), wanted)
-
-
-def test_state_dicts_go_round():
-    for assign in (False, True):
-        first, second = (create("convnet", "xnboth", "append", 28) for _ in range(2))
-        images = torch.randn(2, 1, 28, 28)
-        packed, other = xncaps.pack(live(first, 28)), xncaps.pack(second)
-        assert not torch.equal(other(images), packed(images))
-        file = io.BytesIO()
-        torch.save(packed.state_dict(), file)
-        file.seek(0)
-        other.load_state_dict(torch.load(file, weights_only=True), assign=assign)
-        assert torch.equal(other(images), packed(images))
-
-
-def test_a_packed_network_without_numbers_takes_a_state_dict():
-    with torch.device("meta"):
-        skeleton = create("convnet", "xnodr", "replace", 28)
-    model = live(create("convnet", "xnodr", "replace", 28), 28)
-    packed, empty = xncaps.pack(model), xncaps.pack(skeleton)
-    assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
-    empty.load_state_dict(packed.state_dict(), assign=True)
-    images = torch.randn(2, 1, 28, 28)
-    assert torch.equal(empty(images), packed(images))
-
-
-def test_buffers_may_move():
-    for packed, x in some():
-        wanted = packed(x)
-        assert_close(packed.double()(x.double()).float(), wanted, 1e-3)
-        assert torch.equal(packed.float().share_memory()(x).isfinite(), wanted.isfinite())
-        assert packed.to("meta")(x.to("meta")).shape == wanted.shape
-
-
-def test_a_buffer_may_be_another():
-    for packed, x in some():
-        state = {
-            name: 2 * value if value.is_floating_point() else value
-            for name, value in packed.state_dict().items()
-        }
-        before = packed(x)
-        got = torch.func.functional_call(packed, state, (x,))
-        other = copy.deepcopy(packed)
-        other.load_state_dict(state)
-        assert torch.equal(got, other(x))
-        assert not torch.equal(got, before)
-        assert torch.equal(packed(x), before)
-
-
-def test_packing_again_changes_nothing():
-    for packed, x in some():
-        again = xncaps.pack(packed)
-        assert again is not packed
-        assert again.state_dict().keys() == packed.state_dict().keys()
-        assert torch.equal(again(x), packed(x))
-
-
-def test_tracers_see_through():
-    for packed, x in some():
-        wanted = packed(x)
-        assert_close(torch.vmap(packed)(x[:, None])[:, 0], wanted)
-        assert_close(torch.compile(packed, backend="eager", fullgraph=True)(x), wanted)
-    packed, x = next(some())
-    assert_close(torch.export.export(packed, (x,)).module()(x), packed(x))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated, and sizes become constants
-        traced = torch.jit.trace(packed, x, check_trace=False)
-    assert_close(traced(x + 1), packed(x + 1))
-
-
-def test_shapes_of_memory():
-    for packed, x in some():
-        wide = torch.randn(*x.shape[:-1], 2 * x.shape[-1])[..., ::2]
-        assert torch.equal(packed(wide), packed(wide.contiguous()))
-        empty = packed(x[:0])
-        assert empty.shape == (0, *packed(x).shape[1:])
-        with torch.inference_mode():
-            assert torch.equal(packed(x), packed(x.clone()))
-
-
-def test_a_layer_that_is_there_twice_stays_one():
-    layer = xncaps.XnorLinear(6, 6)
-    packed = xncaps.pack(nn.Sequential(layer, nn.ReLU(), layer))
-    assert packed[0] is packed[2]
-    assert isinstance(packed[0], PackedXnorLinear)
-
-
-def test_what_is_not_standard_is_left_alone():
-    class Agrees(DotAgreement):
-        pass
-
-    class Scaled(xncaps.XnODR):
-        def forward(self, x, return_couplings=False):
-            return 2 * super().forward(x)
-
-    class Named(xncaps.XnODR):
-        pass
-
-    own, watched = xncaps.CapsFC(5, 4, 3, 2), xncaps.XnODR(5, 4, 3, 2)
-    own.routing.agreement = Agrees()
-    watched.routing.register_forward_hook(lambda *_: None)
-    for layer in (own, watched, Scaled(5, 4, 3, 2)):
-        packed = xncaps.pack(layer)
-        x = torch.randn(2, 5, 4)
-        assert type(packed) is type(layer)
-        assert packed is not layer
-        assert torch.equal(packed(x), layer(x))
-        assert bytes_of(packed) == xncaps.summary(layer, (5, 4)).packed_bytes
-    assert isinstance(xncaps.pack(Named(5, 4, 3, 2)), PackedCapsules)
-
-
-def test_how_it_prints():
-    assert str(xncaps.pack(xncaps.XnODR(5, 4, 3, 2), scales="float16")).startswith(
-        "PackedCapsules(\n  5, 4, 3, 2, binarizer='sign', scales=float16\n"
-    )
-    assert str(xncaps.pack(xncaps.XnorLinear(5, 4))) == (
-        "PackedXnorLinear(5, 4, bias=True, binarizer='sign')"
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "kind", "text"),
-    [
-        ("net", {}, InputTypeError, "pack: model must be an nn.Module; got str."),
-        (
-            nn.Linear(2, 2),
-            {"scales": "float61"},
-            InputError,
-            "pack: scales must be one of float32, float16; got 'float61'. Did you mean 'float16'?",
-        ),
-        (
-            nn.Linear(2, 2),
-            {"scales": 16},
-            InputError,
-            "pack: scales must be one of float32, float16; got 16.",
-        ),
-        (
-            nn.Linear(2, 2).double(),
-            {},
-            InputTypeError,
-            "pack: model must be of torch.float32; got torch.float64. Convert it with .float().",
-        ),
-        (
-            xncaps.XnODR(2, 2, 2, 2).half(),
-            {},
-            InputTypeError,
-            "pack: model must be of torch.float32; got torch.float16. Convert it with .float().",
-        ),
-    ],
-)
-def test_bad_models(model, options, kind, text):
-    assert refused(kind, xncaps.pack, model, **options) == text
-
-
-@pytest.mark.parametrize(
-    ("x", "kind", "text"),
-    [
-        ([1.0], InputTypeError, "x must be a tensor; got list."),
-        (
-            torch.zeros(2, 9, 4),
-            InputError,
-            "x must have shape (batch, caps_in=9, dim_in=5); got (2, 9, 4).",
-        ),
-        (
-            torch.zeros(9, 5),
-            InputError,
-            "x must have shape (batch, caps_in=9, dim_in=5); got (9, 5).",
-        ),
-        (
-            torch.zeros(2, 9, 5, dtype=torch.long),
-            InputTypeError,
-            "x must be a floating-point tensor; got torch.int64."
-            " Convert it first, for example with .float().",
-        ),
-        (
-            torch.zeros(2, 9, 5).double(),
-            InputTypeError,
-            "x must have the layer's dtype torch.float32; got torch.float64."
-            " Convert one of them with .to(dtype), or use torch.autocast.",
-        ),
-        (
-            torch.zeros(2, 9, 5, device="meta"),
-            InputTypeError,
-            "x must be on the layer's device cpu; got meta. Move one of them with .to(device).",
-        ),
-    ],
-)
-def test_bad_input_to_capsules(x, kind, text):
-    packed = xncaps.pack(xncaps.XnODR(9, 5, 3, 4), scales="float16")
-    assert refused(kind, packed, x) == f"PackedCapsules: {text}"
-
-
-def test_bad_input_to_xnor_layers():
-    assert refused(InputError, xncaps.pack(xncaps.XnorLinear(5, 4)), torch.zeros(2, 4)) == (
-        "PackedXnorLinear: x must have shape (..., in_features=5); got (2, 4)."
-    )
-    conv = xncaps.pack(xncaps.XnorConv2d(3, 4, 5))
-    assert refused(InputError, conv, torch.zeros(2, 4, 8, 8)) == (
-        "PackedXnorConv2d: x must have shape (batch, in_channels=3, height, width);"
-        " got (2, 4, 8, 8)."
-    )
-    assert refused(InputError, conv, torch.zeros(2, 3, 8, 4)) == (
-        "PackedXnorConv2d: x must have a padded width of at least the kernel's 5; got 4."
-    )

@@ -23,9 +23,9 @@ from torch.utils.data import Dataset as TorchDataset
 from xncaps.bench.timing import interleave
 from xncaps.bench.train import Stages
 from xncaps.data import Augment, Batches, Dataset, Preprocess, Splits
+from xncaps.system import cpu_name
 from xncaps.text import text_table
 from xncaps.training.config import Config
-from xncaps.training.finish import cpu_name
 from xncaps.training.run import facts_of
 
 GOAL, MOST_SHARE = 10.0, 0.05

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from xncaps.data import Batches, Splits
+from xncaps.system import cpu_name, peak_memory
 from xncaps.text import text_table
 from xncaps.training.config import Config
-from xncaps.training.finish import cpu_name, peak_memory
 from xncaps.training.processes import start_fabric
 from xncaps.training.run import facts_of
 from xncaps.training.state import State

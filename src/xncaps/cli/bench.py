@@ -1,22 +1,22 @@
 """``xncaps bench``: stopwatches."""
 
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 
+from xncaps.cli.display import clock
+from xncaps.errors import InputError, message
 from xncaps.training import Config, check_extra, recipe
 
-bench = typer.Typer(
-    help=(
-        "Measure how fast things are on this machine.\n\n"
-        "Example: xncaps bench input --recipe quick-cifar10"
-    ),
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+RESULTS = Path("results")
+
+bench = typer.Typer(rich_markup_mode=None)
 
 Recipe = Annotated[
     str, typer.Option("--recipe", help="The run to measure, by the name of its recipe.")
@@ -28,6 +28,63 @@ Batch = Annotated[int | None, typer.Option(help="Images in a batch.")]
 DataDir = Annotated[Path | None, typer.Option(help="Look for data here first.")]
 Seconds = Annotated[float, typer.Option(help="How long to measure.", min=0.0)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@bench.callback(invoke_without_command=True)
+def bench_kernels(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="A part of it, in a minute.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A group: inference, training, xnor, primary or network. Repeatable."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long each comparison is timed.", min=0.0)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder whose bench.csv gets the figures; if not given, results/, and none "
+            "with --quick.",
+            file_okay=False,
+        ),
+    ] = None,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Write no file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast things are on this machine.
+
+    Without a command: the native and packed layers against the ways in which others compute the
+    same, on one thread, with the goals beside what is reached. It takes some ten minutes.
+
+    Example: xncaps bench --quick
+    """
+    given = (quick, only, seconds is not None, out, no_save, as_json)
+    if context.invoked_subcommand is not None:
+        if any(given):
+            got = f"some before {context.invoked_subcommand!r}"
+            raise InputError(message("bench", "options", "follow the command", got))
+        return
+    if out and no_save:
+        got = "both --out and --no-save"
+        raise InputError(message("bench", "out", "stand alone", got))
+    if out is None and not quick and not no_save:
+        out = RESULTS
+    from xncaps.bench.suite import run_bench
+
+    plan = "quick" if quick else "full"
+    start = time.monotonic()
+    if sys.stderr.isatty():
+        # Drawn seldom: the thread that draws would be measured as well.
+        with Console(stderr=True).status("measuring", refresh_per_second=1) as status:
+            report = run_bench(plan, only or (), seconds, out, status.update)
+    else:
+
+        def tell(line: str) -> None:
+            typer.echo(f"{clock(time.monotonic() - start)}  {line}", err=True)
+
+        report = run_bench(plan, only or (), seconds, out, tell)
+    _print(report, as_json)
 
 
 @bench.command("input")

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
 from xncaps.kernels import native as native_module
 from xncaps.kernels.library import CODES, padded, pointer
+from xncaps.kernels.selection import is_plain_call
 from xncaps.layers import CapsuleLinear
 from xncaps.routing import DotAgreement, DynamicRouting, XnorAgreement
 
@@ -53,24 +53,22 @@ class Packed(nn.Module):
     def _ready(self, x: Tensor) -> Any:
         """The native object, if it takes this x as far as everything but the shape; else None."""
         if (
-            torch.compiler.is_compiling()
-            or type(x) is not Tensor
+            type(x) is not Tensor
             or x.dtype is not torch.float32
             or not x.is_cpu
             or (x.requires_grad and torch.is_grad_enabled())
-            or torch._C._is_tracing()
-            or torch._C._are_functorch_transforms_active()
-            or forward_ad._current_level >= 0
+            or torch.compiler.is_compiling()
+            or not is_plain_call()
         ):
             return None
         module = native_module()
         if module is None:
             return None
         made = self._native
-        if made is None or made[2] != (*map(id, self._buffers.values()),):
+        ids = (*map(id, self._buffers.values()),)  # functional_call puts others in their place
+        if made is None or made[2] != ids:
             if not self._is_readable():
                 return None
-            ids = (*map(id, self._buffers.values()),)
             self._native = made = (self._connect(module), tuple(self.buffers()), ids)
         return made[0]
 
@@ -186,10 +184,12 @@ class PackedCapsules(Packed, CapsuleLinear):
 
     def forward(self, x: Tensor, return_couplings: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         native = self._ready(x)
-        shape = () if native is None else x.shape
-        if len(shape) != 3 or shape[1] != self.caps_in or shape[2] != self.dim_in or not shape[0]:
+        if native is None or x.dim() != 3:
             return CapsuleLinear.forward(self, x, return_couplings)
-        x, batch = x.contiguous(), shape[0]
+        batch, caps_in, dim_in = x.shape
+        if caps_in != self.caps_in or dim_in != self.dim_in or not batch:
+            return CapsuleLinear.forward(self, x, return_couplings)
+        x = x.contiguous()
         v = x.new_empty(batch, self.caps_out, self.dim_out)
         if not return_couplings:
             native(x.data_ptr(), batch, v.data_ptr(), 0, torch.get_num_threads())

@@ -71,7 +71,7 @@ class PackedXnorLinear(Packed, XnorLinear):
         if not shape or shape[-1] != self.in_features or not x.numel():
             return XnorLinear.forward(self, x)
         x = x.contiguous()
-        y = torch.empty(*shape[:-1], self.out_features)
+        y = x.new_empty(*shape[:-1], self.out_features)
         rows = x.numel() // self.in_features
         native(x.data_ptr(), rows, y.data_ptr(), torch.get_num_threads())
         return y
@@ -158,7 +158,7 @@ class PackedXnorConv2d(Packed, XnorConv2d):
         rows, columns = self._windows(height, 0), self._windows(width, 1)
         if rows < 1 or columns < 1:
             return XnorConv2d.forward(self, x)
-        y = torch.empty(batch, self.out_channels, rows, columns)
+        y = x.new_empty(batch, self.out_channels, rows, columns)
         native(x.data_ptr(), batch, height, width, y.data_ptr(), torch.get_num_threads())
         return y
 

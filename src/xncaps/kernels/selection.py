@@ -115,12 +115,7 @@ def serves(*tensors: Tensor | None) -> bool:
             return False
     if torch.is_autocast_enabled("cpu"):
         return False
-    if not is_compiling and (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or forward_ad._current_level >= 0
-    ):
+    if not is_compiling and not is_plain_call():
         return False
     if _state.native is None:
         _warn()
@@ -128,6 +123,16 @@ def serves(*tensors: Tensor | None) -> bool:
     if _state.problem is not None:
         raise InputError(_state.problem)
     return True
+
+
+def is_plain_call() -> bool:
+    """Whether no function transform, tracer or dispatch mode wants to see every operation."""
+    return (
+        forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._is_tracing()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
 
 
 def _warn() -> None:

@@ -1,11 +1,8 @@
 """The end of a run: its weights, its figures and its report."""
 
 import json
-import platform
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from xncaps.data import Dataset
 from xncaps.errors import RunError
+from xncaps.system import cpu_name, peak_memory
 from xncaps.training.checkpoint import write_whole
 from xncaps.training.config import Config
 from xncaps.training.display import Display
@@ -21,11 +19,6 @@ from xncaps.training.evaluation import evaluate_scores, main_metric
 from xncaps.training.report import write_report
 from xncaps.training.run import Facts, Folder, Run, read_json
 from xncaps.training.state import State
-
-try:
-    import resource
-except ImportError:  # pragma: no cover
-    resource = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -91,22 +84,3 @@ def read_result(folder: Folder) -> Result | None:
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{folder.result}: not what a run writes. Remove it and resume.") from None
     return result
-
-
-def peak_memory() -> int:
-    """The most memory this process has held, in bytes."""
-    if resource is None:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

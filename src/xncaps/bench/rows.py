@@ -1,0 +1,160 @@
+"""Rows of figures: what a comparison gives, and the CSV file that keeps them."""
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from xncaps.bench.timing import Task, best_times
+from xncaps.errors import RunError
+
+FACTS = (
+    *("date", "commit", "cpu", "threads", "python", "torch", "onnxruntime", "xncaps", "kernel"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of one thing.
+
+    Args:
+        group: of the comparison.
+        shape: sizes of what is compared, by name.
+        layer: what is computed.
+        batch: samples in a call.
+        what: who computes it.
+        us_per_sample: microseconds, of the fastest call.
+        ratio: how many times as long it takes as ours in the same comparison.
+        bound_us: what the machine allows at best for ours, microseconds a sample.
+        memory_bytes: of the weights held (inference), or allocated in a step (training).
+        difference: the largest difference of an output from the float layer's.
+        note: why there is no figure.
+    """
+
+    group: str
+    shape: str
+    layer: str
+    batch: int
+    what: str
+    us_per_sample: float | None = None
+    ratio: float | None = None
+    bound_us: float | None = None
+    memory_bytes: int | None = None
+    difference: float | None = None
+    note: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The part of the machine's own bound that it reaches."""
+        if self.bound_us is None or not self.us_per_sample:
+            return None
+        return self.bound_us / self.us_per_sample
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON and CSV."""
+        return {**asdict(self), "share_of_bound": self.share}
+
+
+COLUMNS = (*FACTS, *(field.name for field in fields(Row)), "share_of_bound")
+
+
+class Comparison:
+    """Several ways to compute one thing, timed in one interleaved run.
+
+    Args:
+        group, shape, layer, batch: as in :class:`Row`.
+        ours: the one that all ratios are taken of.
+    """
+
+    def __init__(self, group: str, shape: str, layer: str, batch: int, ours: str) -> None:
+        self.key = (group, shape, layer, batch)
+        self.ours = ours
+        self.tasks: dict[str, Task] = {}
+        self.notes: dict[str, str] = {}
+        self.extras: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        what: str,
+        call: Callable[[], object],
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        **extras: Any,
+    ) -> None:
+        """Time this too; the extras are further columns of its row."""
+        self.tasks[what] = Task(call, around)
+        self.extras[what] = extras
+        self.notes[what] = ""
+
+    def skip(self, what: str, note: str, **extras: Any) -> None:
+        """Say in place of a time why there is none."""
+        self.notes[what] = note
+        self.extras[what] = extras
+
+    def rows(self, seconds: float) -> list[Row]:
+        """Time all of them for about so many seconds."""
+        times = best_times(self.tasks, seconds)
+        ours = times.get(self.ours)
+        batch = self.key[3]
+        rows = []
+        for what, note in self.notes.items():
+            row = Row(*self.key, what, note=note, **self.extras[what])
+            if what in times:
+                ratio = None if ours is None else times[what] / ours
+                row = replace(row, us_per_sample=1e6 * times[what] / batch, ratio=ratio)
+            rows.append(row)
+        return rows
+
+
+def append_csv(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
+    """Add rows to a CSV file, which gets its header when it is made.
+
+    Each row is one whole write to the end of the file, so that runs that end at the same moment do
+    not mix; a row that a crash has cut short stays a line of its own.
+    """
+    if not path.exists():
+        _make(path)
+    with path.open(newline="", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    if tuple(header) != COLUMNS:
+        raise RunError(f"{path}: has other columns than this version writes. Move it away first.")
+    handle = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(handle).st_size
+        os.lseek(handle, size - 1, os.SEEK_SET)
+        if os.read(handle, 1) != b"\n":
+            os.write(handle, b"\n")
+        for row in rows:
+            values = {**facts, **row.to_dict()}
+            os.write(handle, _line([_cell(values[name]) for name in COLUMNS]))
+    finally:
+        os.close(handle)
+
+
+def _make(path: Path) -> None:
+    """Make the file with its header at once: nobody sees it without, and nobody makes it twice."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        os.write(handle, _line(COLUMNS))
+        os.close(handle)
+        os.chmod(name, 0o644)
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def _line(cells: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,31 @@
+"""What the system tells of itself: the processor, and the memory that was used."""
+
+import platform
+import sys
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # pragma: no cover
+    resource = None  # type: ignore[assignment]
+
+
+def peak_memory() -> int:
+    """The most memory this process has held, in bytes."""
+    if resource is None:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_name() -> str:
+    """The processor's name and vendor's family, as far as the system tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    lines = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    values = {key.strip(): value.strip() for key, value in lines.items()}
+    name = values.get("model name", platform.machine())
+    family = [f"{key} {values[key]}" for key in ("cpu family", "model") if key in values]
+    return f"{name} ({', '.join(family)})" if family else name
