@@ -334,7 +334,8 @@ class BlockGradient {
     d_scale_ = parts.take<float>(sizes.rows * kBlock);
     du_ = parts.take<float>(kTile * sizes.dim_out * kLanes);
     du_scaled_ = parts.take<float>(kTile * sizes.dim_out * kLanes);
-    lane_ = parts.take<float>(sizes.dim_in > sizes.rows ? sizes.dim_in : sizes.rows);
+    lane_ = parts.take<float>(sizes.rows);
+    terms_ = parts.take<Term>(2 * sizes.iterations);
   }
 
   void run(int64_t block) {
@@ -396,64 +397,98 @@ class BlockGradient {
     for (int64_t s = 0; s < count; ++s) write_x(first_sample + s, s);
   }
 
-  // du of one sample for output capsule j and one vector of lanes.
-  void put_together(int64_t sample, int64_t s, int64_t j, int q, int slot) {
-    const int64_t padded_in = sizes_.blocks * kBlock, kept = sizes_.caps_out * padded_in;
-    const int64_t lane = j * padded_in + first_ + q * kLanes, row = j * sizes_.dim_out;
-    const int64_t last = sizes_.iterations - 1;
-    const Traces traces = traces_.of(sample);
-    const float* couplings = call_.couplings + sample * last * kept + lane;
-    const float* coefficients = traces.coefficients + lane;
-    const bool by_signs = layer_.agreement != Binarizer::none;
-    float* du = du_ + slot * sizes_.dim_out * kLanes;
-    for (int64_t e = 0; e < sizes_.dim_out; ++e) store(du + e * kLanes, set(0.0f));
-    if (!layer_.detach_routing && last > 0) {
-      for (int64_t t = 0; t < last; ++t) {
-        const Vec c = load(coefficients + t * kept);
-        const float* vector = traces.vectors + t * sizes_.rows + row;
-        for (int64_t e = 0; e < sizes_.dim_out; ++e) {
-          store(du + e * kLanes, fma(c, set(vector[e]), load(du + e * kLanes)));
-        }
-      }
-      if (by_signs) pass_signs(s, j, q, traces.d_means == nullptr ? nullptr : traces.d_means + lane, du);
-    }
+  // A part of du: a coefficient of each lane (1 / caps_out if there are none) times a vector.
+  struct Term {
+    const float* coefficient;
+    const float* vector;
+  };
+
+  // sum[k] += the parts of du for Count rows from e on.
+  template <int Count>
+  void add_terms(const Term* terms, int64_t count, int64_t e, Vec* sum) const {
     const Vec even = set(1.0f / static_cast<float>(sizes_.caps_out));
-    for (int64_t t = layer_.detach_routing ? last : 0; t <= last; ++t) {
-      const Vec c = t == 0 ? even : load(couplings + (t - 1) * kept);
-      const float* ds = traces.ds + t * sizes_.rows + row;
-      for (int64_t e = 0; e < sizes_.dim_out; ++e) {
-        store(du + e * kLanes, fma(c, set(ds[e]), load(du + e * kLanes)));
-      }
-    }
-    if (!xnor_) return;
-    // The weights get du times the scale of x, and x gets du times the scale of the weights.
-    const Vec x_scale = load(x_scale_ + s * kBlock + q * kLanes);
-    float* scaled = du_scaled_ + slot * sizes_.dim_out * kLanes;
-    for (int64_t e = 0; e < sizes_.dim_out; ++e) {
-      const Vec g = load(du + e * kLanes);
-      store(scaled + e * kLanes, g * load(scale_ + (row + e) * kBlock + q * kLanes));
-      store(du + e * kLanes, g * x_scale);
+    for (int64_t t = 0; t < count; ++t) {
+      const Vec c = terms[t].coefficient == nullptr ? even : load(terms[t].coefficient);
+#pragma GCC unroll 16
+      for (int k = 0; k < Count; ++k) sum[k] = fma(c, set(terms[t].vector[e + k]), sum[k]);
     }
   }
 
-  // What du has so far came through the signs of u: times their slope, plus the gradient of means.
-  void pass_signs(int64_t s, int64_t j, int q, const float* d_means, float* du) {
-    const float* x = x_ + s * sizes_.dim_in * kBlock + q * kLanes;
+  // du of one sample for output capsule j and one vector of lanes.
+  void put_together(int64_t sample, int64_t s, int64_t j, int q, int slot) {
+    const int64_t kept = sizes_.caps_out * sizes_.blocks * kBlock, row = j * sizes_.dim_out;
+    const int64_t lane = j * sizes_.blocks * kBlock + first_ + q * kLanes;
+    const int64_t last = sizes_.iterations - 1;
+    const Traces traces = traces_.of(sample);
+    const float* couplings = call_.couplings + sample * last * kept + lane;
+    int64_t count = 0;
+    for (int64_t t = layer_.detach_routing ? last : 0; t <= last; ++t) {
+      const float* coupling = t == 0 ? nullptr : couplings + (t - 1) * kept;
+      terms_[count++] = {coupling, traces.ds + t * sizes_.rows + row};
+    }
+    const int64_t sums = count;
+    for (int64_t t = 0; !layer_.detach_routing && t < last; ++t) {
+      terms_[count++] = {traces.coefficients + t * kept + lane,
+                         traces.vectors + t * sizes_.rows + row};
+    }
+    const float* d_means = traces.d_means == nullptr ? nullptr : traces.d_means + lane;
+    const int64_t all = sizes_.dim_out;
+    int64_t e = 0;
+    for (; e + 4 <= all; e += 4) put_rows<4>(s, j, q, slot, e, sums, count, d_means);
+    for (; e < all; ++e) put_rows<1>(s, j, q, slot, e, sums, count, d_means);
+  }
+
+  template <int Count>
+  void put_rows(int64_t s, int64_t j, int q, int slot, int64_t e, int64_t sums, int64_t count,
+                const float* d_means) {
+    Vec g[Count];
+#pragma GCC unroll 16
+    for (int k = 0; k < Count; ++k) g[k] = set(0.0f);
+    if (layer_.agreement != Binarizer::none && count > sums) {
+      add_terms<Count>(terms_ + sums, count - sums, e, g);
+      pass_signs<Count>(s, j, q, e, d_means, g);
+      add_terms<Count>(terms_, sums, e, g);
+    } else {
+      add_terms<Count>(terms_, count, e, g);
+    }
+    const int64_t at = slot * sizes_.dim_out * kLanes;
+    const Vec x_scale = xnor_ ? load(x_scale_ + s * kBlock + q * kLanes) : set(1.0f);
+#pragma GCC unroll 16
+    for (int k = 0; k < Count; ++k) {
+      const int64_t row = j * sizes_.dim_out + e + k;
+      // The weights get du times the scale of x, and x gets du times the scale of the weights.
+      store(du_ + at + (e + k) * kLanes, xnor_ ? g[k] * x_scale : g[k]);
+      if (!xnor_) continue;
+      store(du_scaled_ + at + (e + k) * kLanes, g[k] * load(scale_ + row * kBlock + q * kLanes));
+    }
+  }
+
+  // What came through the signs of u: times their slope, plus the gradient of the means.
+  template <int Count>
+  void pass_signs(int64_t s, int64_t j, int q, int64_t e, const float* d_means, Vec* g) const {
+    const int64_t first = j * sizes_.dim_out + e, stride = sizes_.dim_in * kBlock;
+    const float* x = x_ + s * stride + q * kLanes;
+    const float* w = w_ + first * stride + q * kLanes;
     const Vec zero = set(0.0f);
-    for (int64_t e = 0; e < sizes_.dim_out; ++e) {
-      const int64_t row = j * sizes_.dim_out + e;
-      const float* w = w_ + row * sizes_.dim_in * kBlock + q * kLanes;
-      Vec u = zero;
-      for (int64_t d = 0; d < sizes_.dim_in; ++d) u = fma(load(x + d * kBlock), load(w + d * kBlock), u);
+    Vec u[Count];
+#pragma GCC unroll 16
+    for (int k = 0; k < Count; ++k) u[k] = zero;
+    for (int64_t d = 0; d < sizes_.dim_in; ++d) {
+      const Vec value = load(x + d * kBlock);
+#pragma GCC unroll 16
+      for (int k = 0; k < Count; ++k) u[k] = fma(value, load(w + k * stride + d * kBlock), u[k]);
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < Count; ++k) {
       if (xnor_) {
-        u = u * load(x_scale_ + s * kBlock + q * kLanes) * load(scale_ + row * kBlock + q * kLanes);
+        const Vec scale = load(scale_ + (first + k) * kBlock + q * kLanes);
+        u[k] = u[k] * load(x_scale_ + s * kBlock + q * kLanes) * scale;
       }
-      Vec g = pass_sign(layer_.agreement, u, load(du + e * kLanes));
-      if (d_means != nullptr) {
-        const Vec d_mean = load(d_means) * set(1.0f / static_cast<float>(sizes_.dim_out));
-        g = g + select(greater(u, zero), d_mean, select(greater(zero, u), zero - d_mean, zero));
-      }
-      store(du + e * kLanes, g);
+      g[k] = pass_sign(layer_.agreement, u[k], g[k]);
+      if (d_means == nullptr) continue;
+      const Vec d_mean = load(d_means) * set(1.0f / static_cast<float>(sizes_.dim_out));
+      const Vec minus = select(greater(zero, u[k]), zero - d_mean, zero);
+      g[k] = g[k] + select(greater(u[k], zero), d_mean, minus);
     }
   }
 
@@ -588,6 +623,7 @@ class BlockGradient {
   const bool xnor_;
   const WeightBlocks blocks_;
   float *x_, *d_x_, *x_scale_, *signs_, *scale_, *d_weight_, *d_scale_, *du_, *du_scaled_, *lane_;
+  Term* terms_;
   const float* w_ = nullptr;  // the weights of the block, or their signs
   int64_t block_ = 0, first_ = 0, width_ = 0;
 };

@@ -114,6 +114,12 @@ inline Bytes count_different(Column column, Code code) {
                          _mm256_shuffle_epi8(table_at(code.high), column.high));
 }
 
+// to[k] = from[k] for so many.
+inline void copy(float* to, const float* from, int64_t count) {
+  for (; count >= kLanes; count -= kLanes, to += kLanes, from += kLanes) store(to, load(from));
+  for (int64_t k = 0; k < count; ++k) to[k] = from[k];
+}
+
 inline void add_to_counts(uint16_t* counts, Bytes a) {
   __m256i* to = reinterpret_cast<__m256i*>(counts);
   const __m256i low = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(a));

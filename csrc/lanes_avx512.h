@@ -74,12 +74,19 @@ inline Vec floats_of_bytes(const int8_t* p) {
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
 constexpr int kTileRows = 4, kTileBlocks = 4;
-using Code = uint32_t;  // the byte four times: so wide a number is spread while it is loaded
+using Code = uint8_t;
 using Column = Bytes;
-inline Code code_of(uint8_t byte) { return byte * 0x01010101u; }
+inline Code code_of(uint8_t byte) { return byte; }
 inline Column column_of(Bytes bytes) { return bytes; }
 inline Bytes count_different(Column column, Code code) {
-  return count_different_bits(column, _mm256_set1_epi32(static_cast<int>(code)));
+  return count_different_bits(column, set_bytes(code));
+}
+
+// to[k] = from[k] for so many.
+inline void copy(float* to, const float* from, int64_t count) {
+  for (; count >= kLanes; count -= kLanes, to += kLanes, from += kLanes) store(to, load(from));
+  const Mask rest = static_cast<Mask>((1u << count) - 1);
+  _mm512_mask_storeu_ps(to, rest, _mm512_maskz_loadu_ps(rest, from));
 }
 
 inline void add_to_counts(uint16_t* counts, Bytes a) {

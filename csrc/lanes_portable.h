@@ -153,6 +153,12 @@ inline Bytes count_different(Column column, Code code) {
   return count_different_bits(column, set_bytes(code));
 }
 
+// to[k] = from[k] for so many.
+inline void copy(float* to, const float* from, int64_t count) {
+  for (; count >= kLanes; count -= kLanes, to += kLanes, from += kLanes) store(to, load(from));
+  for (int64_t k = 0; k < count; ++k) to[k] = from[k];
+}
+
 inline void add_to_counts(uint16_t* counts, Bytes a) {
   for (int k = 0; k < kBlock; ++k) counts[k] = static_cast<uint16_t>(counts[k] + a.lane[k]);
 }

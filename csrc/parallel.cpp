@@ -22,8 +22,12 @@ void note(size_t size) {
   }
 }
 
+}  // namespace
+
 class Memory {
  public:
+  bool in_use = false;
+
   ~Memory() { release(); }
 
   char* at_least(size_t bytes) {
@@ -37,6 +41,9 @@ class Memory {
     }
     return data_;
   }
+
+  char* data() const { return data_; }
+  bool fits(size_t bytes) const { return bytes <= size_; }
 
   void release_if_large() {
     if (size_ > kKept) release();
@@ -54,19 +61,34 @@ class Memory {
   size_t size_ = 0;
 };
 
-thread_local Memory memory;
+namespace {
+
+constexpr int kBuffers = 2;
+thread_local Memory memory, buffers[kBuffers];
 
 }  // namespace
 
-Buffer::Buffer(size_t bytes) : size_((bytes + 4096) / 4096 * 4096) {
-  data_ = static_cast<char*>(std::aligned_alloc(4096, size_));
-  if (data_ == nullptr) throw std::bad_alloc();
-  note(size_);
+// Training asks for the same buffers in every step: two are kept for the next call.
+Buffer::Buffer(size_t bytes) : memory_(nullptr) {
+  for (Memory& each : buffers) {
+    if (!each.in_use && (memory_ == nullptr || each.fits(bytes))) memory_ = &each;
+  }
+  if (memory_ == nullptr) memory_ = new Memory();
+  memory_->in_use = true;
+  if (memory_->at_least(bytes + 1) == nullptr) {
+    give_back();
+    throw std::bad_alloc();
+  }
 }
 
-Buffer::~Buffer() {
-  std::free(data_);
-  held.fetch_sub(size_);
+Buffer::~Buffer() { give_back(); }
+
+char* Buffer::data() const { return memory_->data(); }
+
+void Buffer::give_back() {
+  memory_->in_use = false;
+  memory_->release_if_large();
+  if (memory_ < buffers || memory_ >= buffers + kBuffers) delete memory_;
 }
 
 char* scratch(size_t bytes) { return memory.at_least(bytes > 0 ? bytes : 1); }
@@ -75,6 +97,9 @@ size_t scratch_peak() { return peak.load(); }
 
 void reset_scratch_peak() {
   memory.release();
+  for (Memory& each : buffers) {
+    if (!each.in_use) each.release();
+  }
   peak.store(held.load());
 }
 

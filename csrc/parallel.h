@@ -15,6 +15,8 @@ char* scratch(size_t bytes);
 size_t scratch_peak();
 void reset_scratch_peak();  // and gives back what this thread has kept
 
+class Memory;
+
 // Memory of a call that all threads share. Throws std::bad_alloc.
 class Buffer {
  public:
@@ -22,11 +24,12 @@ class Buffer {
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  char* data() const { return data_; }
+  char* data() const;
 
  private:
-  char* data_;
-  size_t size_;
+  void give_back();
+
+  Memory* memory_;
 };
 
 using Work = void (*)(const void* context, int64_t index, char* memory);

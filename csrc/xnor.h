@@ -82,6 +82,14 @@ inline void count_any(int rows_count, int blocks, const Code* rows, int64_t row_
 // Rows of codes lie this far apart: not a power of two, for then they would share places in the cache.
 inline int64_t code_stride(int64_t bytes) { return (bytes + 63) / 64 * 64 + 32; }
 
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* __restrict to) {
+  if constexpr (sizeof(Code) == 1) {
+    std::memcpy(to, from, count);
+  } else {
+    for (int64_t k = 0; k < count; ++k) to[k] = code_of(from[k]);
+  }
+}
+
 // What the signs of a vector depend on, and the mean of its absolute numbers.
 struct Row {
   float threshold, mean;
@@ -278,22 +286,45 @@ inline void fill_planes(const ConvCall& call, const Planes& planes, const float*
   }
 }
 
-// The scale of every window: the mean of the means of its pixels, 0 outside the image.
-inline void window_means(const ConvCall& call, const float* means, float* windows) {
+// The scale of every window: the mean of the means of its pixels, 0 outside the image. Windows lie as
+// in the planes, `width` to a row.
+inline void window_means(const ConvCall& call, const float* means, int64_t width, float* windows) {
   const float share = 1.0f / static_cast<float>(call.kernel[0] * call.kernel[1]);
   for (int64_t y = 0; y < call.out_height; ++y) {
-    for (int64_t x = 0; x < call.out_width; ++x) {
-      float sum = 0.0f;
-      for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
-        const int64_t row = y * call.stride[0] + ky * call.dilation[0] - call.padding[0];
-        if (row < 0 || row >= call.height) continue;
-        for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+    float* row_of = windows + y * width;
+    std::memset(row_of, 0, width * sizeof(float));
+    for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
+      const int64_t row = y * call.stride[0] + ky * call.dilation[0] - call.padding[0];
+      if (row < 0 || row >= call.height) continue;
+      for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+        for (int64_t x = 0; x < call.out_width; ++x) {
           const int64_t column = x * call.stride[1] + kx * call.dilation[1] - call.padding[1];
-          if (column >= 0 && column < call.width) sum += means[row * call.width + column] * share;
+          if (column < 0 || column >= call.width) continue;
+          row_of[x] += means[row * call.width + column] * share;
         }
       }
-      windows[y * call.out_width + x] = sum;
     }
+  }
+}
+
+// One channel of the output from the counts of some windows in a row, from `start` on: those that lie
+// past the end of a row of the image are left out.
+inline void write_windows(const ConvCall& call, const int32_t* different, const float* windows,
+                          int64_t start, int64_t count, int64_t width, int64_t channel, float* values,
+                          float* y) {
+  const int32_t bits = static_cast<int32_t>(call.channels * call.kernel[0] * call.kernel[1]);
+  const float scale = call.scale[channel];
+  const float bias = call.bias == nullptr ? 0.0f : call.bias[channel];
+  for (int64_t k = 0; k < count; ++k) {
+    const float dot = static_cast<float>(bits - 2 * different[k]);
+    values[k] = dot * (call.learned ? scale : windows[start + k] * scale) + bias;
+  }
+  int64_t row = start / width, column = start % width;
+  for (int64_t k = 0; k < count && row < call.out_height; ++row, column = 0) {
+    const int64_t rest = width - column, step = rest < count - k ? rest : count - k;
+    const int64_t fit = call.out_width - column, run = fit < step ? fit : step;
+    if (run > 0) copy(y + row * call.out_width + column, values + k, run);
+    k += step;
   }
 }
 
@@ -302,32 +333,29 @@ inline void conv(const ConvCall& call) {
   const int64_t pixels = call.height * call.width, places = call.kernel[0] * call.kernel[1];
   const int64_t bytes = places * planes.bytes, windows = call.out_height * call.out_width;
   const int64_t starts = call.out_height * planes.width;  // windows, those left out included
-  const int32_t bits = static_cast<int32_t>(call.channels * places);
   struct Memory {
     int64_t* offsets;
     Code* codes;
     float *block, *means, *windows;
     uint8_t *packed, *planes;
     Memory(const ConvCall& call, const Planes& planes, int64_t bytes, int64_t pixels,
-           int64_t windows, Parts& parts)
+           int64_t starts, Parts& parts)
         : offsets(parts.take<int64_t>(bytes)),
           codes(parts.take<Code>(call.out_channels * code_stride(bytes))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(pixels))),
-          windows(parts.take<float>(windows)),
+          windows(parts.take<float>(padded(starts) + kTileBlocks * kBlock)),
           packed(parts.take<uint8_t>(planes.bytes * kBlock)),
           planes(parts.take<uint8_t>(planes.size)) {}
   };
   Parts count(nullptr);
-  Memory(call, planes, bytes, pixels, windows, count);
+  Memory(call, planes, bytes, pixels, starts, count);
   const int64_t parts_count = call.batch < call.threads ? call.batch : call.threads;
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(call, planes, bytes, pixels, windows, parts);
+    const Memory work(call, planes, bytes, pixels, starts, parts);
     for (int64_t n = 0; n < call.out_channels; ++n) {
-      for (int64_t k = 0; k < bytes; ++k) {
-        work.codes[n * code_stride(bytes) + k] = code_of(call.bits[n * bytes + k]);
-      }
+      encode_bytes(call.bits + n * bytes, bytes, work.codes + n * code_stride(bytes));
     }
     for (int64_t place = 0; place < places; ++place) {
       const int64_t row = place / call.kernel[1] * call.dilation[0];
@@ -340,8 +368,9 @@ inline void conv(const ConvCall& call) {
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
       fill_planes(call, planes, call.x + sample * call.channels * pixels, work.block, work.packed,
                   work.planes, work.means);
-      if (!call.learned) window_means(call, work.means, work.windows);
+      if (!call.learned) window_means(call, work.means, planes.width, work.windows);
       alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
+      alignas(64) float values[kTileBlocks * kBlock];
       for (int64_t start = 0; start < starts; start += kTileBlocks * kBlock) {
         const int64_t left = blocks_for(starts - start);
         const int blocks = static_cast<int>(left < kTileBlocks ? left : kTileBlocks);
@@ -351,24 +380,9 @@ inline void conv(const ConvCall& call) {
           count_any(rows, blocks, work.codes + filter * code_stride(bytes), code_stride(bytes), bytes,
                     work.planes + start, kBlock, work.offsets, counts);
           for (int r = 0; r < rows; ++r) {
-            const float scale = call.scale[filter + r];
-            const float bias = call.bias == nullptr ? 0.0f : call.bias[filter + r];
-            float* y = call.y + (sample * call.out_channels + filter + r) * windows;
-            const int32_t* different = counts + r * blocks * kBlock;
-            for (int64_t k = 0; k < blocks * kBlock;) {
-              const int64_t row = (start + k) / planes.width, column = (start + k) % planes.width;
-              const int64_t rest = planes.width - column, room = blocks * kBlock - k;
-              const int64_t step = rest < room ? rest : room;
-              const int64_t fit = call.out_width - column, run = fit < step ? fit : step;
-              if (row >= call.out_height) break;
-              float* to = y + row * call.out_width + column;
-              const float* window = work.windows + row * call.out_width + column;
-              for (int64_t w = 0; w < run; ++w) {
-                const float dot = static_cast<float>(bits - 2 * different[k + w]);
-                to[w] = dot * (call.learned ? scale : window[w] * scale) + bias;
-              }
-              k += step;
-            }
+            write_windows(call, counts + r * blocks * kBlock, work.windows, start, blocks * kBlock,
+                          planes.width, filter + r, values,
+                          call.y + (sample * call.out_channels + filter + r) * windows);
           }
         }
       }

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from xncaps.bench.report import goal_markdown
+from xncaps.bench.rows import read_last
 from xncaps.data import DATASETS
 from xncaps.training import RECIPES
 
@@ -21,7 +23,7 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """One block after the other, as a reader would type them."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     guest = nn.Sequential()
     guest.features = nn.Conv2d(3, 8, 3)
     guest.pool = nn.AdaptiveAvgPool2d(1)
@@ -45,6 +47,14 @@ def test_readme_names_every_command_and_recipe() -> None:
         assert f"xncaps {name}" in readme
     for name in (*RECIPES, *DATASETS):
         assert f"`{name}" in readme
+
+
+def test_the_bench_table_is_that_of_the_newest_run() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("<!-- table: bench -->\n")[2].partition("<!-- end -->")[0]
+    facts, rows = read_last(ROOT / "results" / "bench.csv")
+    where = f"({facts['cpu']}, {facts['date'][:10]}, kernel {facts['kernel']})"
+    assert shown == f"{goal_markdown(rows)}\n\n{where}\n"
 
 
 @pytest.mark.slow

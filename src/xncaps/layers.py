@@ -191,10 +191,14 @@ class CapsuleLinear(nn.Module):
         return f"{sizes}{binarizer}{scale}"
 
 
+_METHODS = frozenset({"forward", "weighted_sum", "mean_scale"})
+
+
 def _is_watched(module: nn.Module | None) -> bool:
-    """Whether hooks want to see what goes in and out."""
+    """Whether hooks or replaced methods want to see what goes in and out."""
     return module is not None and bool(
-        module._forward_hooks
+        not _METHODS.isdisjoint(module.__dict__)
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks

@@ -119,6 +119,21 @@ def goal_table(rows: Sequence[Row]) -> str:
     return text_table(headings, [goal.judge(rows).cells() for goal in GOALS])
 
 
+def goal_markdown(rows: Sequence[Row]) -> str:
+    """The same for the README; what was not measured is left out."""
+    verdicts = [goal.judge(rows) for goal in GOALS]
+    lines = ["| | reached | floor | goal |", "|---|---|---|---|"]
+    for verdict in verdicts:
+        if verdict.reached is not None:
+            what, floor, goal, reached, floor_met, goal_met = verdict.cells()
+            marks = [
+                f"{mark}" if met else f"**{mark}**"
+                for mark, met in ((floor, floor_met), (goal, goal_met))
+            ]
+            lines.append(f"| {what} | {reached} | {' | '.join(marks)} |")
+    return "\n".join(lines)
+
+
 def by_comparison(rows: Iterable[Row]) -> dict[tuple[str, str, int], dict[str, Row]]:
     """The rows of each comparison, by what they are of."""
     found: dict[tuple[str, str, int], dict[str, Row]] = {}

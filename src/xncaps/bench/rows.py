@@ -135,6 +135,27 @@ def append_csv(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> Non
         os.close(handle)
 
 
+def read_last(path: Path) -> tuple[dict[str, str], list[Row]]:
+    """The newest run of a CSV file: its facts, and its rows."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    if not lines:
+        raise RunError(f"{path}: has no figures yet. Run: xncaps bench")
+    last = max(line["date"] for line in lines)
+    chosen = [line for line in lines if line["date"] == last]
+    return {name: chosen[0][name] for name in FACTS}, [_row(line) for line in chosen]
+
+
+def _row(line: Mapping[str, str]) -> Row:
+    kinds: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("batch", "memory_bytes"), int),
+        **dict.fromkeys(("us_per_sample", "ratio", "bound_us", "difference"), float),
+    }
+    names = [field.name for field in fields(Row)]
+    values = {name: kinds.get(name, str)(line[name]) for name in names if line[name]}
+    return Row(**{"shape": "", "layer": "", **values})
+
+
 def _make(path: Path) -> None:
     """Make the file with its header at once: nobody sees it without, and nobody makes it twice."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
