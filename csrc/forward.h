@@ -2,7 +2,8 @@
 // the predictions of a sample stay in the cache.
 #pragma once
 
-#include "blocks.h"
+#include "project.h"
+#include "sweep.h"
 
 namespace xncaps::XNCAPS_ISA {
 
@@ -193,41 +194,51 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
   }
 }
 
-inline void forward(const Layer& layer, const Weights& weights, const ForwardCall& call) {
-  const Sizes sizes = sizes_of(layer);
+// Calls function(sample, its predictions, a workspace, a More) for every sample, the samples shared
+// among the threads. A More is what a caller needs besides; it takes its memory from Parts.
+template <class More, class Function>
+inline void each_sample(const Layer& layer, const Sizes& sizes, const Weights& weights,
+                        const float* x, int64_t batch, int threads, const Function& function) {
   // In floats every weight that is loaded serves four samples; signs are cheap to load again.
-  const int64_t together = layer.projection == Binarizer::none && call.batch >= 4 ? 4 : 1;
-  const int64_t groups = (call.batch + together - 1) / together;
-  const int64_t parts_count = groups < call.threads ? groups : call.threads;
+  const int64_t together = layer.projection == Binarizer::none && batch >= 4 ? 4 : 1;
+  const int64_t groups = (batch + together - 1) / together;
+  const int64_t parts_count = groups < threads ? groups : threads;
   Parts count(nullptr);
   WeightBlocks(sizes, weights, count);
   Workspace(layer, sizes, together, count);
-
-  parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
+  More(layer, sizes, count);
+  parallel(parts_count, threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     const WeightBlocks blocks(sizes, weights, parts);
     Workspace work(layer, sizes, together, parts);
+    More more(layer, sizes, parts);
     const int64_t end = groups * (part + 1) / parts_count;
     for (int64_t group = groups * part / parts_count; group < end; ++group) {
-      const int64_t first = group * together, left = call.batch - first;
+      const int64_t first = group * together, left = batch - first;
       const int samples = static_cast<int>(left < together ? left : together);
-      project(layer, sizes, weights, blocks, call.x + first * sizes.caps_in * sizes.dim_in, samples,
-              work);
-      for (int s = 0; s < samples; ++s) {
-        const float* u = work.u + s * sizes.u_size;
-        if (layer.projection == Binarizer::none) {
-          for (int64_t block = 0; block < sizes.blocks; ++block) {
-            add_rows(sizes, u + block * sizes.u_block, block == 0, work.totals);
-          }
-        }
-        const int64_t b = first + s;
-        float* sums = call.sums == nullptr ? nullptr : call.sums + b * sizes.iterations * sizes.rows;
-        const int64_t kept = (sizes.iterations - 1) * sizes.caps_out * sizes.blocks * kBlock;
-        float* couplings = call.couplings == nullptr ? nullptr : call.couplings + b * kept;
-        route(layer, sizes, weights, u, work, call.v + b * sizes.rows, sums, couplings);
-      }
+      project(layer, sizes, weights, blocks, x + first * sizes.caps_in * sizes.dim_in, samples, work);
+      for (int s = 0; s < samples; ++s) function(first + s, work.u + s * sizes.u_size, work, more);
     }
   });
+}
+
+struct Nothing {
+  Nothing(const Layer&, const Sizes&, Parts&) {}
+};
+
+inline void forward(const Layer& layer, const Weights& weights, const ForwardCall& call) {
+  const Sizes sizes = sizes_of(layer);
+  const int64_t kept = (sizes.iterations - 1) * sizes.caps_out * sizes.blocks * kBlock;
+  each_sample<Nothing>(
+      layer, sizes, weights, call.x, call.batch, call.threads,
+      [&](int64_t b, const float* u, Workspace& work, Nothing&) {
+        for (int64_t block = 0; layer.projection == Binarizer::none && block < sizes.blocks; ++block) {
+          add_rows(sizes, u + block * sizes.u_block, block == 0, work.totals);
+        }
+        float* sums = call.sums == nullptr ? nullptr : call.sums + b * sizes.iterations * sizes.rows;
+        float* couplings = call.couplings == nullptr ? nullptr : call.couplings + b * kept;
+        route(layer, sizes, weights, u, work, call.v + b * sizes.rows, sums, couplings);
+      });
 }
 
 }  // namespace xncaps::XNCAPS_ISA

@@ -1,4 +1,4 @@
-// What a kernel is: four functions on raw pointers. reference.h says what they compute; every other
+// What a kernel is: a few functions on raw pointers. reference.h says what they compute; every other
 // kernel must compute the same, faster.
 //
 // Sizes are those of the Python layers: caps_in, dim_in, caps_out, dim_out; tensors are contiguous

@@ -5,6 +5,7 @@ A packed layer hands the pointers of its buffers to a native kernel. Whatever th
 layer's own ``forward``, on the weights that the bits and scales stand for.
 """
 
+from abc import ABC, abstractmethod
 from copy import deepcopy
 from inspect import isfunction
 from typing import Any
@@ -24,7 +25,7 @@ FREE = ("__init__", "reset_parameters", "extra_repr")
 """What a subclass of a layer may have of its own and is packed all the same."""
 
 
-class Packed(nn.Module):
+class Packed(nn.Module, ABC):
     """What packed layers share: the native object behind them, and when it may be called."""
 
     _scale_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
@@ -32,23 +33,23 @@ class Packed(nn.Module):
     _native: tuple[Any, tuple[Tensor, ...], tuple[int, ...]] | None = None
 
     @classmethod
+    @abstractmethod
     def takes(cls, layer: nn.Module) -> bool:
         """Whether a layer does only what this class knows."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def size_of(layer: Any) -> int:
         """Bytes that a layer takes once it is packed, its scales in float32."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def params(self) -> int:
         """How many parameters the layer had."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _connect(self, native: Any) -> Any:
         """A native object on the buffers."""
-        raise NotImplementedError
 
     def _ready(self, x: Tensor) -> Any:
         """The native object, if it takes this x as far as everything but the shape; else None."""

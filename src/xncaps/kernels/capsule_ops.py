@@ -199,13 +199,10 @@ def _fake_capsules(
     bias: Tensor | None,
     agreement_scale: Tensor | None,
     iterations: int,
-    projection: int,
-    agreement: int,
-    detach_scale: bool,
-    detach_routing: bool,
-    keep: bool,
+    *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_one_device("capsules", x, weight, scale, bias, agreement_scale)
+    keep = options[-1]
     v = x.new_empty(x.shape[0], weight.shape[1], weight.shape[3])
     return v, *(_empty_kept(x, weight, iterations) if keep else (v.new_empty(0), v.new_empty(0)))
 

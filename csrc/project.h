@@ -1,0 +1,112 @@
+// Predictions of a block: from signs, or in floats for several samples at once.
+#pragma once
+
+#include "blocks.h"
+
+namespace xncaps::XNCAPS_ISA {
+
+inline Vec load_scale(const float* p) { return load(p); }
+inline Vec load_scale(const uint16_t* p) { return load_half(p); }
+
+// Signed bytes hold the dot products of so many bytes of signs.
+constexpr int64_t kBytesAtOnce = 15;
+
+// Dot products of the signs of a block with one row of weights, as floats.
+template <bool OneByte>
+inline void dot_signs(const Sizes& sizes, const uint8_t* x_bits, const uint8_t* row, Vec* dots) {
+  const int64_t bytes = OneByte ? 1 : sizes.bytes;
+  for (int64_t first = 0; first < bytes; first += kBytesAtOnce) {
+    const int64_t last = first + kBytesAtOnce < bytes ? first + kBytesAtOnce : bytes;
+    Bytes different = count_different_bits(load_bytes(x_bits + first * kBlock),
+                                           load_bytes(row + first * kBlock));
+    for (int64_t k = first + 1; k < last; ++k) {
+      different = add_bytes(different, count_different_bits(load_bytes(x_bits + k * kBlock),
+                                                            load_bytes(row + k * kBlock)));
+    }
+    const int64_t bits = (last < bytes ? 8 * last : sizes.dim_in) - 8 * first;
+    const Bytes dot = sub_bytes(set_bytes(static_cast<int>(bits)), add_bytes(different, different));
+    alignas(64) int8_t lanes[kBlock];
+    store_bytes(lanes, dot);
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) {
+      const Vec part = floats_of_bytes(lanes + q * kLanes);
+      dots[q] = first == 0 ? part : dots[q] + part;
+    }
+  }
+}
+
+// Predictions of a block from signs: u = (dot * x_scale) * scale, row by row. Folded leaves x_scale
+// to whoever reads u. The sums over the lanes of x_scale * dot * scale are added to `totals`, or put
+// there for the first block.
+template <bool OneByte, bool Folded, class Scale>
+inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const uint8_t* x_bits,
+                          const Vec* x_scale, bool first, float* u, float* totals) {
+  const uint8_t* bits = weights.bits;
+  const Scale* scale = static_cast<const Scale*>(weights.scale);
+  for (int64_t row = 0; row < sizes.rows; ++row) {
+    Vec dots[kVecs];
+    dot_signs<OneByte>(sizes, x_bits, bits, dots);
+    Vec total = set(0.0f);
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) {
+      const Vec w_scale = load_scale(scale + q * kLanes);
+      const Vec value = Folded ? dots[q] * w_scale : dots[q] * x_scale[q] * w_scale;
+      store(u + q * kLanes, value);
+      total = Folded ? fma(value, x_scale[q], total) : total + value;
+    }
+    add_to_total(totals, first, total);
+    bits += sizes.bytes * kBlock;
+    scale += kBlock;
+    u += kBlock;
+    totals += kTotal;
+  }
+}
+
+// Predictions of a block in floats, for several samples at once: each weight is loaded once.
+// x_lanes and u are those of the first sample; the next ones follow at the strides.
+template <int Samples, int Rows>
+inline void project_rows(const Sizes& sizes, const float* weights, const float* x_lanes,
+                         int64_t x_stride, float* u, int64_t u_stride) {
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) {
+    Vec sum[Rows][Samples];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int s = 0; s < Samples; ++s) sum[r][s] = set(0.0f);
+    }
+    for (int64_t d = 0; d < sizes.dim_in; ++d) {
+      Vec x[Samples];
+#pragma GCC unroll 16
+      for (int s = 0; s < Samples; ++s) x[s] = load(x_lanes + s * x_stride + d * kBlock + q * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const Vec w = load(weights + (r * sizes.dim_in + d) * kBlock + q * kLanes);
+#pragma GCC unroll 16
+        for (int s = 0; s < Samples; ++s) sum[r][s] = fma(w, x[s], sum[r][s]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+      for (int s = 0; s < Samples; ++s) store(u + s * u_stride + r * kBlock + q * kLanes, sum[r][s]);
+    }
+  }
+}
+
+template <int Samples>
+inline void project_floats(const Sizes& sizes, const float* weights, const float* x_lanes,
+                           int64_t x_stride, float* u, int64_t u_stride) {
+  constexpr int kRows = Samples == 1 ? 8 : kLanes / 4;  // as many sums as there are registers for
+  int64_t row = 0;
+  for (; row + kRows <= sizes.rows; row += kRows) {
+    project_rows<Samples, kRows>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes, x_stride,
+                                 u + row * kBlock, u_stride);
+  }
+  for (; row < sizes.rows; ++row) {
+    project_rows<Samples, 1>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes, x_stride,
+                             u + row * kBlock, u_stride);
+  }
+}
+
+}  // namespace xncaps::XNCAPS_ISA
