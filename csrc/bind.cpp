@@ -80,15 +80,16 @@ void capsules_backward(int64_t batch, int64_t caps_in, int64_t dim_in, int64_t c
                        bool detach_scale, bool detach_routing, Address x, Address weight,
                        Address scale, Address bias, Address agreement_scale, Address sums,
                        Address couplings, Address grad_v, Address grad_couplings, Address grad_x,
-                       Address grad_weight, Address grad_scale, Address grad_bias, Address grad_agreement_scale,
-                       int threads) {
+                       Address grad_weight, Address grad_scale, Address grad_bias,
+                       Address grad_agreement_scale, int threads) {
   const Layer layer = make_layer(caps_in, dim_in, caps_out, dim_out, iterations, projection,
                                  agreement, detach_scale, detach_routing);
   const CallWeights packed(layer, floats(weight), floats(scale), floats(bias),
                            floats(agreement_scale));
   selected->backward(layer, packed.weights,
                      {floats(x), batch, floats(weight), floats(scale), floats(sums),
-                      floats(couplings), floats(grad_v), floats(grad_couplings), writable(grad_x), writable(grad_weight),
+                      floats(couplings), floats(grad_v), floats(grad_couplings), writable(grad_x),
+                      writable(grad_weight),
                       writable(grad_scale), writable(grad_bias), writable(grad_agreement_scale),
                       threads});
 }
