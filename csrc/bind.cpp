@@ -1,27 +1,21 @@
 // The Python module: raw pointers as integers. src/xncaps/kernels checks everything before it calls.
-#include <nanobind/nanobind.h>
+#include "bind.h"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
 #include <vector>
 
-#include "kernel.h"
 #include "layout.h"
 #include "machine.h"
 #include "parallel.h"
+#include "tensor.h"
 
-namespace nb = nanobind;
-using namespace xncaps;
-
-namespace {
-
-using Address = uintptr_t;
+namespace xncaps {
 
 const Kernel* selected = best_kernel();
-
-const float* floats(Address at) { return reinterpret_cast<const float*>(at); }
-float* writable(Address at) { return reinterpret_cast<float*>(at); }
+bool enabled = true;
 
 Layer make_layer(int64_t caps_in, int64_t dim_in, int64_t caps_out, int64_t dim_out,
                  int64_t iterations, int projection, int agreement, bool detach_scale,
@@ -29,6 +23,63 @@ Layer make_layer(int64_t caps_in, int64_t dim_in, int64_t caps_out, int64_t dim_
   return {caps_in,      dim_in,        caps_out, dim_out, iterations, Binarizer(projection),
           Binarizer(agreement), detach_scale, detach_routing};
 }
+
+LinearCall make_linear(int64_t inputs, int64_t outputs, int binarizer, Address bits, Address scale,
+                       bool learned, Address bias) {
+  LinearCall call{};
+  call.in_features = inputs;
+  call.out_features = outputs;
+  call.binarizer = Binarizer(binarizer);
+  call.bits = bytes(bits);
+  call.scale = floats(scale);
+  call.learned = learned;
+  call.bias = floats(bias);
+  return call;
+}
+
+ConvCall make_conv(int64_t channels, int64_t outputs, int64_t kernel_h, int64_t kernel_w,
+                   int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
+                   int64_t dilation_h, int64_t dilation_w, int binarizer, Address bits,
+                   Address scale, bool learned, Address bias) {
+  ConvCall call{};
+  call.channels = channels;
+  call.out_channels = outputs;
+  const int64_t pairs[4][2] = {{kernel_h, kernel_w},
+                               {stride_h, stride_w},
+                               {padding_h, padding_w},
+                               {dilation_h, dilation_w}};
+  for (int axis = 0; axis < 2; ++axis) {
+    call.kernel[axis] = pairs[0][axis];
+    call.stride[axis] = pairs[1][axis];
+    call.padding[axis] = pairs[2][axis];
+    call.dilation[axis] = pairs[3][axis];
+  }
+  call.binarizer = Binarizer(binarizer);
+  call.bits = bytes(bits);
+  call.scale = floats(scale);
+  call.learned = learned;
+  call.bias = floats(bias);
+  return call;
+}
+
+bool set_images(ConvCall& conv, int64_t batch, int64_t height, int64_t width) {
+  conv.batch = batch;
+  conv.height = height;
+  conv.width = width;
+  const int64_t sides[2] = {height, width};
+  int64_t out[2];
+  for (int axis = 0; axis < 2; ++axis) {
+    const int64_t window = conv.dilation[axis] * (conv.kernel[axis] - 1) + 1;
+    const int64_t room = sides[axis] + 2 * conv.padding[axis] - window;
+    if (room < 0) return false;
+    out[axis] = room / conv.stride[axis] + 1;
+  }
+  conv.out_height = out[0];
+  conv.out_width = out[1];
+  return true;
+}
+
+namespace {
 
 // Weights laid out for one call.
 class CallWeights {
@@ -94,90 +145,6 @@ void capsules_backward(int64_t batch, int64_t caps_in, int64_t dim_in, int64_t c
                       threads});
 }
 
-struct PackedCapsules {
-  Layer layer;
-  Weights weights;
-
-  void call(Address x, int64_t batch, Address v, Address couplings, int threads) const {
-    selected->forward(layer, weights,
-                      {floats(x), batch, writable(v), nullptr, writable(couplings), threads});
-  }
-};
-
-struct PackedLinear {
-  LinearCall base;
-
-  void call(Address x, int64_t rows, Address y, int threads) const {
-    LinearCall linear = base;
-    linear.x = floats(x);
-    linear.rows = rows;
-    linear.y = writable(y);
-    linear.threads = threads;
-    selected->linear(linear);
-  }
-};
-
-struct PackedConv {
-  ConvCall base;
-
-  void call(Address x, int64_t batch, int64_t height, int64_t width, Address y, int threads) const {
-    ConvCall conv = base;
-    conv.x = floats(x);
-    conv.batch = batch;
-    conv.height = height;
-    conv.width = width;
-    const int64_t sides[2] = {height, width};
-    int64_t out[2];
-    for (int axis = 0; axis < 2; ++axis) {
-      const int64_t window = conv.dilation[axis] * (conv.kernel[axis] - 1) + 1;
-      out[axis] = (sides[axis] + 2 * conv.padding[axis] - window) / conv.stride[axis] + 1;
-    }
-    conv.out_height = out[0];
-    conv.out_width = out[1];
-    conv.y = writable(y);
-    conv.threads = threads;
-    selected->conv(conv);
-  }
-};
-
-PackedLinear make_linear(int64_t inputs, int64_t outputs, int binarizer, Address bits, Address scale,
-                         bool learned, Address bias) {
-  LinearCall call{};
-  call.in_features = inputs;
-  call.out_features = outputs;
-  call.binarizer = Binarizer(binarizer);
-  call.bits = reinterpret_cast<const uint8_t*>(bits);
-  call.scale = floats(scale);
-  call.learned = learned;
-  call.bias = floats(bias);
-  return {call};
-}
-
-PackedConv make_conv(int64_t channels, int64_t outputs, int64_t kernel_h, int64_t kernel_w,
-                     int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                     int64_t dilation_h, int64_t dilation_w, int binarizer, Address bits,
-                     Address scale, bool learned, Address bias) {
-  ConvCall call{};
-  call.channels = channels;
-  call.out_channels = outputs;
-  const int64_t pairs[4][2] = {{kernel_h, kernel_w},
-                               {stride_h, stride_w},
-                               {padding_h, padding_w},
-                               {dilation_h, dilation_w}};
-  for (int axis = 0; axis < 2; ++axis) {
-    call.kernel[axis] = pairs[0][axis];
-    call.stride[axis] = pairs[1][axis];
-    call.padding[axis] = pairs[2][axis];
-    call.dilation[axis] = pairs[3][axis];
-  }
-  call.binarizer = Binarizer(binarizer);
-  call.bits = reinterpret_cast<const uint8_t*>(bits);
-  call.scale = floats(scale);
-  call.learned = learned;
-  call.bias = floats(bias);
-  return {call};
-}
-
 // Bits and, without learned scales, means of the weights of a linear layer or a convolution.
 class SignBuffer {
  public:
@@ -198,9 +165,13 @@ void xnor_linear(int64_t rows, int64_t inputs, int64_t outputs, int binarizer, A
   const SignBuffer signs(outputs * bytes_for(inputs), outputs);
   selected->pack_linear(outputs, inputs, Binarizer(binarizer), floats(weight), signs.packed);
   const Address used = scale != 0 ? scale : reinterpret_cast<Address>(signs.packed.scale);
-  make_linear(inputs, outputs, binarizer, reinterpret_cast<Address>(signs.packed.bits), used,
-              scale != 0, bias)
-      .call(x, rows, y, threads);
+  LinearCall linear = make_linear(inputs, outputs, binarizer,
+                                  reinterpret_cast<Address>(signs.packed.bits), used, scale != 0, bias);
+  linear.x = floats(x);
+  linear.rows = rows;
+  linear.y = writable(y);
+  linear.threads = threads;
+  selected->linear(linear);
 }
 
 void xnor_conv2d(int64_t batch, int64_t channels, int64_t height, int64_t width, int64_t outputs,
@@ -212,10 +183,14 @@ void xnor_conv2d(int64_t batch, int64_t channels, int64_t height, int64_t width,
   const SignBuffer signs(outputs * places * bytes_for(channels), outputs);
   selected->pack_conv(outputs, channels, places, Binarizer(binarizer), floats(weight), signs.packed);
   const Address used = scale != 0 ? scale : reinterpret_cast<Address>(signs.packed.scale);
-  make_conv(channels, outputs, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w,
-            dilation_h, dilation_w, binarizer, reinterpret_cast<Address>(signs.packed.bits), used,
-            scale != 0, bias)
-      .call(x, batch, height, width, y, threads);
+  ConvCall conv = make_conv(channels, outputs, kernel_h, kernel_w, stride_h, stride_w, padding_h,
+                            padding_w, dilation_h, dilation_w, binarizer,
+                            reinterpret_cast<Address>(signs.packed.bits), used, scale != 0, bias);
+  set_images(conv, batch, height, width);
+  conv.x = floats(x);
+  conv.y = writable(y);
+  conv.threads = threads;
+  selected->conv(conv);
 }
 
 std::vector<std::string> available() {
@@ -230,7 +205,18 @@ bool select_kernel(const std::string& name) {
   return kernel != nullptr;
 }
 
+// Whether native code can take these tensors (or None) as they are.
+bool are_plain(nb::args tensors) {
+  for (nb::handle tensor : tensors) {
+    if (!tensor.is_none() && !is_plain_tensor(tensor)) return false;
+  }
+  return is_plain_call();
+}
+
 }  // namespace
+}  // namespace xncaps
+
+using namespace xncaps;
 
 NB_MODULE(_native, m) {
   // The kernels run without the interpreter's lock.
@@ -238,6 +224,13 @@ NB_MODULE(_native, m) {
   m.def("available", &available);
   m.def("selected", [] { return std::string(selected->name); });
   m.def("select", &select_kernel);
+  m.def("enable", [](bool on) { enabled = on; });
+  m.def("set_torch", [](nb::tuple types, nb::object float32, nb::object strided,
+                        nb::object is_grad_enabled, nb::object num_threads, nb::tuple modes,
+                        nb::dict forward_ad) {
+    set_torch({types, float32, strided, is_grad_enabled, num_threads, modes, forward_ad});
+  });
+  m.def("are_plain", &are_plain);
   m.def("capsules_forward", &capsules_forward, unlocked);
   m.def("capsules_backward", &capsules_backward, unlocked);
   m.def("xnor_linear", &xnor_linear, unlocked);
@@ -247,37 +240,5 @@ NB_MODULE(_native, m) {
   m.def("scratch_bytes", &scratch_peak);
   m.def("reset_scratch_peak", &reset_scratch_peak);
 
-  nb::class_<PackedCapsules>(m, "PackedCapsules")
-      .def("__init__",
-           [](PackedCapsules* self, int64_t caps_in, int64_t dim_in, int64_t caps_out,
-              int64_t dim_out, int64_t iterations, int projection, int agreement, Address floats_at,
-              Address bits, Address scale, bool half, bool learned, Address bias,
-              Address agreement_scale) {
-             new (self) PackedCapsules{
-                 make_layer(caps_in, dim_in, caps_out, dim_out, iterations, projection, agreement,
-                            true, false),
-                 {floats(floats_at), reinterpret_cast<const uint8_t*>(bits),
-                  reinterpret_cast<const void*>(scale), half, learned, floats(bias),
-                  floats(agreement_scale)}};
-           })
-      .def("__call__", &PackedCapsules::call, unlocked);
-  nb::class_<PackedLinear>(m, "PackedLinear")
-      .def("__init__",
-           [](PackedLinear* self, int64_t inputs, int64_t outputs, int binarizer, Address bits,
-              Address scale, bool learned, Address bias) {
-             new (self) PackedLinear(
-                 make_linear(inputs, outputs, binarizer, bits, scale, learned, bias));
-           })
-      .def("__call__", &PackedLinear::call, unlocked);
-  nb::class_<PackedConv>(m, "PackedConv")
-      .def("__init__",
-           [](PackedConv* self, int64_t channels, int64_t outputs, int64_t kernel_h,
-              int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
-              int64_t padding_w, int64_t dilation_h, int64_t dilation_w, int binarizer, Address bits,
-              Address scale, bool learned, Address bias) {
-             new (self) PackedConv(make_conv(channels, outputs, kernel_h, kernel_w, stride_h,
-                                             stride_w, padding_h, padding_w, dilation_h, dilation_w,
-                                             binarizer, bits, scale, learned, bias));
-           })
-      .def("__call__", &PackedConv::call, unlocked);
+  bind_packed(m);
 }

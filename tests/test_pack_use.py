@@ -99,6 +99,27 @@ def test_a_buffer_may_be_another():
         assert torch.equal(packed(x), before)
 
 
+def test_the_iterations_of_a_packed_layer_can_be_set():
+    layer = xncaps.XnODR(33, 9, 3, 4)
+    packed, x = xncaps.pack(layer), torch.randn(2, 33, 9)
+    before = packed(x)
+    for iterations in (1, 2, 4):
+        layer.routing.iterations = packed.routing.iterations = iterations
+        assert_close(packed(x), layer(x))
+        assert_close(packed(x, return_couplings=True), layer(x, return_couplings=True))
+        assert not torch.equal(packed(x), before)
+
+
+def test_the_memory_of_a_buffer_may_be_another():
+    for packed, x in some():
+        before, other = packed(x), copy.deepcopy(packed)
+        name = "scales" if hasattr(packed, "scales") else "floats"
+        getattr(packed, name).data = 2 * getattr(packed, name)
+        getattr(other, name).mul_(2)
+        assert torch.equal(packed(x), other(x))
+        assert not torch.equal(packed(x), before)
+
+
 def test_packing_again_changes_nothing():
     for packed, x in some():
         again = xncaps.pack(packed)

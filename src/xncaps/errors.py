@@ -98,8 +98,12 @@ def check_tensor(where: str, what: str, x: object) -> None:
 
 
 def check_floating(where: str, what: str, x: Tensor) -> None:
-    """Refuse anything but a floating-point tensor."""
+    """Refuse anything but a dense floating-point tensor."""
     check_tensor(where, what, x)
+    if x.layout is not torch.strided or x.is_nested:
+        layout = "a nested one" if x.is_nested else x.layout
+        hint = "Convert it first, for example with .to_dense()."
+        raise InputTypeError(message(where, what, "be a dense tensor", layout, hint))
     if not x.is_floating_point():
         hint = "Convert it first, for example with .float()."
         raise InputTypeError(message(where, what, "be a floating-point tensor", x.dtype, hint))

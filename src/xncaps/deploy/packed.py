@@ -12,25 +12,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
 from xncaps.kernels import native as native_module
 from xncaps.kernels.library import CODES, padded, pointer
-from xncaps.kernels.selection import is_plain_call
 from xncaps.layers import CapsuleLinear
 from xncaps.routing import DotAgreement, DynamicRouting, XnorAgreement
 
 FREE = ("__init__", "reset_parameters", "extra_repr")
 """What a subclass of a layer may have of its own and is packed all the same."""
 
+Places = list[tuple[dict[str, Any], str, Any, int]]
+"""Dictionaries, keys, what is there, and the address of its numbers if it is a tensor, else 0."""
+
 
 class Packed(nn.Module, ABC):
     """What packed layers share: the native object behind them, and when it may be called."""
 
     _scale_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-    # The native object, the tensors it points into, and their ids. Not part of the state.
-    _native: tuple[Any, tuple[Tensor, ...], tuple[int, ...]] | None = None
+    _native: Any = None  # not part of the state
 
     @classmethod
     @abstractmethod
@@ -48,30 +50,31 @@ class Packed(nn.Module, ABC):
         """How many parameters the layer had."""
 
     @abstractmethod
-    def _connect(self, native: Any) -> Any:
-        """A native object on the buffers."""
+    def _connect(self, native: Any, places: Places) -> Any:
+        """A native object on the buffers, that is used while all places hold what they hold."""
 
-    def _ready(self, x: Tensor) -> Any:
-        """The native object, if it takes this x as far as everything but the shape; else None."""
-        if (
-            type(x) is not Tensor
-            or x.dtype is not torch.float32
-            or not x.is_cpu
-            or (x.requires_grad and torch.is_grad_enabled())
-            or torch.compiler.is_compiling()
-            or not is_plain_call()
-        ):
+    def _run(self, x: Tensor, *more: Any) -> Tensor | None:
+        """The output of the native object; None where it cannot be used."""
+        if is_dynamo_compiling():
             return None
+        native = self._native
+        y: Tensor | None = None if native is None else native(x, *more)
+        if y is None and (native is None or not native.is_current()):
+            self._native = native = self._reconnect(x)
+            y = None if native is None else native(x, *more)
+        return y
+
+    def _reconnect(self, x: Tensor) -> Any:
         module = native_module()
-        if module is None:
+        if module is None or not module.are_plain(x) or not self._is_readable():
             return None
-        made = self._native
-        ids = (*map(id, self._buffers.values()),)  # functional_call puts others in their place
-        if made is None or made[2] != ids:
-            if not self._is_readable():
-                return None
-            self._native = made = (self._connect(module), tuple(self.buffers()), ids)
-        return made[0]
+        # functional_call, for one, puts other tensors in the place of the buffers.
+        places: Places = [
+            (part._buffers, name, buffer, pointer(buffer))
+            for part in self.modules()
+            for name, buffer in part._buffers.items()
+        ]
+        return self._connect(module, places)
 
     def _is_readable(self) -> bool:
         """Whether the buffers are still what the kernels read."""
@@ -184,32 +187,31 @@ class PackedCapsules(Packed, CapsuleLinear):
         return widen(from_lanes(self.scales, rows))
 
     def forward(self, x: Tensor, return_couplings: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        native = self._ready(x)
-        if native is None or x.dim() != 3:
-            return CapsuleLinear.forward(self, x, return_couplings)
-        batch, caps_in, dim_in = x.shape
-        if caps_in != self.caps_in or dim_in != self.dim_in or not batch:
-            return CapsuleLinear.forward(self, x, return_couplings)
-        x = x.contiguous()
-        v = x.new_empty(batch, self.caps_out, self.dim_out)
-        if not return_couplings:
-            native(x.data_ptr(), batch, v.data_ptr(), 0, torch.get_num_threads())
-            return v
+        if return_couplings:
+            return self._with_couplings(x)
+        v = self._run(x, 0)
+        return CapsuleLinear.forward(self, x) if v is None else v
+
+    def _with_couplings(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         rounds = self.routing.iterations - 1  # in the first the couplings are all the same
+        batch = len(x) if isinstance(x, Tensor) and x.dim() == 3 else 0
         couplings = torch.empty(batch, rounds, self.caps_out, padded(self.caps_in))
-        kept = couplings.data_ptr() if rounds else 0
-        native(x.data_ptr(), batch, v.data_ptr(), kept, torch.get_num_threads())
+        v = self._run(x, couplings.data_ptr() if rounds else 0)
+        if v is None:
+            return CapsuleLinear.forward(self, x, return_couplings=True)
         if not rounds:
             return v, torch.full((batch, self.caps_in, self.caps_out), 1 / self.caps_out)
         return v, couplings[:, -1, :, : self.caps_in].transpose(1, 2).contiguous()
 
-    def _connect(self, native: Any) -> Any:
+    def _connect(self, native: Any, places: Places) -> Any:
         agreement = self.routing.agreement
         how = agreement.binarizer if isinstance(agreement, XnorAgreement) else None
         if self.binarizer not in CODES or how not in CODES:
             return None
         scales = self._buffers.get("scales")
+        places.append((vars(self.routing), "iterations", self.routing.iterations, 0))
         return native.PackedCapsules(
+            places,
             self.caps_in,
             self.dim_in,
             self.caps_out,

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
-from xncaps.deploy.packed import Packed, does_as, widen
+from xncaps.deploy.packed import Packed, Places, does_as, widen
+from xncaps.errors import check_floating
 from xncaps.kernels.library import CODES, pointer
 from xncaps.xnor import XnorConv2d, XnorLinear
 
@@ -66,20 +66,19 @@ class PackedXnorLinear(Packed, XnorLinear):
         return widen(self.scales) if self.learned else None
 
     def forward(self, x: Tensor) -> Tensor:
-        native = self._ready(x)
-        shape = () if native is None else x.shape
-        if not shape or shape[-1] != self.in_features or not x.numel():
+        y = self._run(x)
+        if y is not None:
+            return y
+        check_floating(type(self).__name__, "x", x)
+        if x.dim() == 2 or x.shape[-1:] != (self.in_features,) or not x.numel():
             return XnorLinear.forward(self, x)
-        x = x.contiguous()
-        y = x.new_empty(*shape[:-1], self.out_features)
-        rows = x.numel() // self.in_features
-        native(x.data_ptr(), rows, y.data_ptr(), torch.get_num_threads())
-        return y
+        return self.forward(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], -1)
 
-    def _connect(self, native: Any) -> Any:
+    def _connect(self, native: Any, places: Places) -> Any:
         if self.binarizer not in CODES:
             return None
         return native.PackedLinear(
+            places,
             self.in_features,
             self.out_features,
             CODES[self.binarizer],
@@ -149,28 +148,14 @@ class PackedXnorConv2d(Packed, XnorConv2d):
         return widen(self.scales) if self.learned else None
 
     def forward(self, x: Tensor) -> Tensor:
-        native = self._ready(x)
-        shape = () if native is None else x.shape
-        if len(shape) != 4 or shape[1] != self.in_channels or not x.numel():
-            return XnorConv2d.forward(self, x)
-        x = x.contiguous()
-        batch, _, height, width = shape
-        rows, columns = self._windows(height, 0), self._windows(width, 1)
-        if rows < 1 or columns < 1:
-            return XnorConv2d.forward(self, x)
-        y = x.new_empty(batch, self.out_channels, rows, columns)
-        native(x.data_ptr(), batch, height, width, y.data_ptr(), torch.get_num_threads())
-        return y
+        y = self._run(x)
+        return XnorConv2d.forward(self, x) if y is None else y
 
-    def _windows(self, size: int, axis: int) -> int:
-        """How many windows lie along an axis of the image."""
-        window = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
-        return (size + 2 * self.padding[axis] - window) // self.stride[axis] + 1
-
-    def _connect(self, native: Any) -> Any:
+    def _connect(self, native: Any, places: Places) -> Any:
         if self.binarizer not in CODES:
             return None
         return native.PackedConv(
+            places,
             self.in_channels,
             self.out_channels,
             *(*self.kernel_size, *self.stride, *self.padding, *self.dilation),

@@ -14,7 +14,13 @@ from torch.autograd import forward_ad
 from xncaps.errors import InputError, message
 
 VARIABLE = "XNCAPS_KERNEL"
-_PLAIN = (Tensor, nn.Parameter)
+# One that returns a true value wants to see every operation: a function transform such as vmap, a
+# tracer, a mode that counts or fakes operations.
+_MODES = (
+    torch._C._are_functorch_transforms_active,
+    torch._C._is_tracing,
+    torch._C._len_torch_dispatch_stack,
+)
 
 
 class _State:
@@ -36,9 +42,25 @@ class _State:
         self.problem: str | None = None
         self.is_enabled = True
         self.has_warned = False
+        if self.native is None:
+            return
+        self.native.set_torch(
+            (Tensor, nn.Parameter),
+            torch.float32,
+            torch.strided,
+            torch.is_grad_enabled,
+            torch.get_num_threads,
+            _MODES,
+            vars(forward_ad),
+        )
         wanted = os.environ.get(VARIABLE)
-        if wanted and self.native is not None and not self.native.select(wanted):
+        if wanted and not self.native.select(wanted):
             self.problem = _unknown(VARIABLE, wanted, self.native)
+
+    def enable(self, on: bool) -> None:
+        self.is_enabled = on
+        if self.native is not None:
+            self.native.enable(on)
 
 
 def _unknown(what: str, name: str, module: ModuleType) -> str:
@@ -90,49 +112,36 @@ def use(name: str) -> Iterator[None]:
 def disabled() -> Iterator[None]:
     """Run the readable reference within a block, in all threads."""
     before = _state.is_enabled
-    _state.is_enabled = False
+    _state.enable(False)
     try:
         yield
     finally:
-        _state.is_enabled = before
+        _state.enable(before)
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Whether the native ops can take these tensors: float32, on the CPU, and plain.
+    """Whether the native ops can take these tensors: float32, on the CPU, dense, and plain.
 
     Function transforms (``vmap``, ``jvp``), tracing, autocast, dispatch modes (which count or fake
     operations) and subclasses of tensors get the reference, which all of them understand.
     """
-    if not _state.is_enabled:
+    if not _state.is_enabled or torch.is_autocast_enabled("cpu"):
         return False
     is_compiling = torch.compiler.is_compiling()
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.dtype is not torch.float32 or not tensor.is_cpu:
-            return False
-        if not is_compiling and type(tensor) not in _PLAIN:
-            return False
-    if torch.is_autocast_enabled("cpu"):
-        return False
-    if not is_compiling and not is_plain_call():
+    if is_compiling and not all(tensor is None or _is_float(tensor) for tensor in tensors):
         return False
     if _state.native is None:
         _warn()
+        return False
+    if not is_compiling and not _state.native.are_plain(*tensors):
         return False
     if _state.problem is not None:
         raise InputError(_state.problem)
     return True
 
 
-def is_plain_call() -> bool:
-    """Whether no function transform, tracer or dispatch mode wants to see every operation."""
-    return (
-        forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._is_tracing()
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cpu
 
 
 def _warn() -> None:
