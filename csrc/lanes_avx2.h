@@ -29,22 +29,23 @@ inline Vec load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// exp(a) for a <= 0 or NaN, within 2 units in the last place; 0 where it would be subnormal.
+// exp(a) for a <= 0 or NaN, within 4 units in the last place; 0 where it would be subnormal.
 inline Vec exp_of_nonpositive(Vec a) {
   const Vec normal = _mm256_cmp_ps(a, set(-87.3f), _CMP_NLT_UQ);
-  const Vec n = _mm256_round_ps(a * set(1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  Vec r = _mm256_fnmadd_ps(n, set(0.693359375f), a);
-  r = _mm256_fnmadd_ps(n, set(-2.12194440e-4f), r);
-  Vec p = set(1.0f / 720);
-  p = fma(p, r, set(1.0f / 120));
-  p = fma(p, r, set(1.0f / 24));
-  p = fma(p, r, set(1.0f / 6));
-  p = fma(p, r, set(0.5f));
-  p = fma(p, r, set(1.0f));
-  p = fma(p, r, set(1.0f));
+  const Vec n = _mm256_round_ps(a * set(kLog2OfE), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Vec r = _mm256_fmsub_ps(a, set(kLog2OfE), n);
+  Vec p = set(kPowerOf2[5]);
+#pragma GCC unroll 16
+  for (int k = 4; k >= 0; --k) p = fma(p, r, set(kPowerOf2[k]));
   const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
   const Vec scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
   return _mm256_and_ps(select(is_nan(a), a, scaled), normal);
+}
+
+inline float sum_of_lanes(Vec a) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 inline void add_to_total(float* total, bool first, Vec a) {

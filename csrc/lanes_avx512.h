@@ -29,22 +29,19 @@ inline Vec load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// exp(a) for a <= 0 or NaN, within 2 units in the last place.
+// exp(a) for a <= 0 or NaN, within 4 units in the last place.
 inline Vec exp_of_nonpositive(Vec a) {
-  const Vec n = _mm512_roundscale_ps(a * set(1.44269504f), _MM_FROUND_TO_NEAREST_INT);
-  Vec r = _mm512_fnmadd_ps(n, set(0.693359375f), a);
-  r = _mm512_fnmadd_ps(n, set(-2.12194440e-4f), r);
-  Vec p = set(1.0f / 720);
-  p = fma(p, r, set(1.0f / 120));
-  p = fma(p, r, set(1.0f / 24));
-  p = fma(p, r, set(1.0f / 6));
-  p = fma(p, r, set(0.5f));
-  p = fma(p, r, set(1.0f));
-  p = fma(p, r, set(1.0f));
+  const Vec n = _mm512_roundscale_ps(a * set(kLog2OfE), _MM_FROUND_TO_NEAREST_INT);
+  const Vec r = _mm512_fmsub_ps(a, set(kLog2OfE), n);
+  Vec p = set(kPowerOf2[5]);
+#pragma GCC unroll 16
+  for (int k = 4; k >= 0; --k) p = fma(p, r, set(kPowerOf2[k]));
   // -inf - (-inf) is NaN above: zero is set apart.
   const Mask finite = _mm512_cmp_ps_mask(a, set(-150.0f), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(finite, p, n);
 }
+
+inline float sum_of_lanes(Vec a) { return _mm512_reduce_add_ps(a); }
 
 // Totals are half as wide as vectors: they are loaded and stored for every row.
 inline void add_to_total(float* total, bool first, Vec a) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "power.h"
+
 namespace xncaps {
 namespace {  // compiled anew for every instruction set
 

@@ -239,23 +239,26 @@ inline void finish_sums(const Sizes& sizes, const float* totals, float factor, c
   alignas(64) float group[8];
   for (int64_t row = 0; row < sizes.rows; row += 8) {
     reduce(totals + row * kTotal, group);
-    const int64_t count = sizes.rows - row < 8 ? sizes.rows - row : 8;
-    for (int64_t k = 0; k < count; ++k) {
-      sums[row + k] = group[k] * factor;
+    const int64_t count = sizes.rows - row;
+    if (count >= 8) {
+      for (int k = 0; k < 8; ++k) sums[row + k] = group[k] * factor;
+    } else {
+      for (int64_t k = 0; k < count; ++k) sums[row + k] = group[k] * factor;
     }
-    for (int64_t k = 0; bias != nullptr && k < count; ++k) sums[row + k] += bias[row + k];
   }
+  for (int64_t row = 0; bias != nullptr && row < sizes.rows; ++row) sums[row] += bias[row];
 }
 
 // The factor that squash multiplies a vector with: norm / (1 + norm^2).
 inline float squash_factor(const float* s, int64_t dim, float* norm_out = nullptr) {
-  float part[4] = {0, 0, 0, 0};
+  float square = 0.0f;
   int64_t e = 0;
-  for (; e + 4 <= dim; e += 4) {
-    for (int k = 0; k < 4; ++k) part[k] += s[e + k] * s[e + k];
+  if (dim >= kLanes) {
+    Vec squares = set(0.0f);
+    for (; e + kLanes <= dim; e += kLanes) squares = fma(load(s + e), load(s + e), squares);
+    square = sum_of_lanes(squares);
   }
-  for (; e < dim; ++e) part[0] += s[e] * s[e];
-  const float square = (part[0] + part[1]) + (part[2] + part[3]);
+  for (; e < dim; ++e) square += s[e] * s[e];
   const float norm = std::sqrt(square);
   if (norm_out != nullptr) *norm_out = norm;
   return norm / (1.0f + square);
