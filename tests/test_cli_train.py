@@ -18,8 +18,7 @@ import xncaps
 from runs import command, run, small
 from xncaps.cli.main import main
 from xncaps.data import load_data
-from xncaps.training import load_run
-from xncaps.training.apply import predict_image
+from xncaps.deploy.predictor import Predictor
 
 DIGITS = small(train_count=1500, epochs=4, head="xnodr", options={"width": 0.5}, lr=0.01)
 
@@ -126,7 +125,7 @@ def test_evaluate_refuses_strange_classes(
     status, out, err = call(capsys, "evaluate", trained, "--data", f"folder:{tmp_path}")
     assert (status, out) == (2, "")
     assert err == (
-        "xncaps: evaluate: data must have the run's classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); "
+        "xncaps: evaluate: data must have the network's classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9); "
         "got 'cat'.\n"
     )
 
@@ -179,10 +178,9 @@ def test_predict_takes_images_as_people_have_them(
         assert each["classes"] == [str(label)], each["image"]
         assert list(each["scores"].values()) == sorted(each["scores"].values(), reverse=True)
         assert each["inverted"] == (Path(each["image"]).stem in ("negative", "colour", "ink"))
-    plain = predict_image(load_run(trained), folder / "plain.png")
-    turned = predict_image(load_run(trained), folder / "negative.png")
+    plain, turned = Predictor(trained)([folder / "plain.png", folder / "negative.png"])
     assert plain.scores == turned.scores
-    kept = predict_image(load_run(trained), folder / "negative.png", invert=False)
+    kept = Predictor(trained, invert=False)(folder / "negative.png")
     assert not kept.inverted
     assert kept.scores != plain.scores
 
@@ -212,7 +210,11 @@ def test_load_gives_the_network(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda folder: None, "run: RUN must be the folder of a run; got '{}'."),
+        (
+            lambda folder: None,
+            "open: MODEL must be the folder of a run, a packed file or an ONNX file; got '{}', "
+            "which is not there.",
+        ),
         (
             lambda folder: folder.mkdir(),
             "run: RUN must be the folder of a run; got '{}', which has no config.json.",

@@ -297,7 +297,7 @@ def test_compile_and_export(name: str, head: str) -> None:
             {"head": "fc", "hidden": 512},
             "FCHead: hidden must be a sequence of sizes, such as (1024, 512); got 512.",
         ),
-        ({"width": 0}, "create_model: width must be a number above 0; got 0."),
+        ({"width": 0}, "create_model: width must be a number above 0, 10,000 at most; got 0."),
         (
             {"backbone": "capsnet", "attach": "features"},
             "create_model: attach must be replace with capsnet; got features."

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw
 from runs import command, run, small
 from xncaps.cli.main import main
 from xncaps.data import load_data
+from xncaps.evaluation import scores_of
 from xncaps.training import load_run
-from xncaps.training.evaluation import scores_of
 
 HAS_MNIST = (Path(os.environ.get("XNCAPS_DATA", "nowhere")) / "mnist").is_dir()
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from xncaps.data import Dataset
+from xncaps.data import Dataset, Facts
+from xncaps.evaluation import evaluate_scores, scores_of
 from xncaps.training import pictures, report
 from xncaps.training.config import Config
-from xncaps.training.evaluation import evaluate_scores, scores_of
-from xncaps.training.run import Facts, Folder, Run, build_network
+from xncaps.training.run import Folder, Run, build_network
 
 RESULT = {"params": 12345, "seconds": 83.4, "threads": 2, "world": 1, "torch": "2.9"}
 RESULT |= {"xncaps": "0.1 <b>", "cpu": "A & B", "date": "2026", "top1": 0.5, "confusion": [[]]}

@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 import xncaps
 from xncaps.data import Augment, Preprocess
 from xncaps.errors import InputError
+from xncaps.evaluation import answers, evaluate_scores, scores_of
 from xncaps.training import RECIPES, Config, recipe
 from xncaps.training.config import differences
-from xncaps.training.evaluation import answers, evaluate_scores, scores_of
 from xncaps.training.monitors import coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.schedule import make_schedule, onecycle, triangular2

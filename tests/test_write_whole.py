@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xncaps.training.checkpoint import write_whole
+from xncaps.system import write_whole
 
 
 def test_the_file_is_on_the_disk_before_it_takes_its_name(

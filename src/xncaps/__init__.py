@@ -1,6 +1,7 @@
 """Capsule heads with real XNOR arithmetic: the layers of "XnODR and XnIDR" for PyTorch networks."""
 
 from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from xncaps.attach import attach_head
 from xncaps.backbones import BACKBONES
@@ -8,7 +9,7 @@ from xncaps.binarizers import BINARIZERS, binarize
 from xncaps.capsules import capsule_length, squash
 from xncaps.counting import summary
 from xncaps.deploy import pack
-from xncaps.errors import InputError
+from xncaps.errors import InputError, message
 from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
 from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.losses import margin_loss
@@ -19,18 +20,36 @@ from xncaps.primary import PrimaryCaps
 from xncaps.routing import AGREEMENTS, ROUTINGS
 from xncaps.xnor import XnorConv2d, XnorLinear
 
+if TYPE_CHECKING:
+    from xncaps.deploy.predictor import Predictor
+
 __version__ = "0.1.0"
 
 
 def load(path: str | PathLike[str]) -> Classifier:
-    """The trained network of a run's folder, in evaluation mode.
+    """The trained network of a run's folder or a packed file, in evaluation mode.
+
+    It takes images as the training did, brought to mean 0 and deviation 1; :class:`Predictor` takes
+    them as they come.
 
     Args:
-        path: the folder that ``xncaps train --out`` wrote.
+        path: the folder that ``xncaps train`` wrote, or the file of ``xncaps export``.
     """
-    from xncaps.training.run import load_run  # brings Pillow along, which few need
+    from xncaps.deploy.model import TorchModel, open_model  # brings Pillow along, which few need
 
-    return load_run(path).network
+    model = open_model(path)
+    if not isinstance(model, TorchModel):
+        hint = "xncaps.Predictor runs it."
+        raise InputError(message("load", "path", "hold a PyTorch network", f"{path}", hint))
+    return model.network
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Predictor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from xncaps.deploy.predictor import Predictor
+
+    return Predictor
 
 
 __all__ = [
@@ -47,6 +66,7 @@ __all__ = [
     "FCHead",
     "InputError",
     "LinearHead",
+    "Predictor",
     "PrimaryCaps",
     "XnIDR",
     "XnODR",

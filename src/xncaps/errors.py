@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 MOST = 2**31 - 1
 """The largest size of anything: no tensor of this library has a longer axis."""
+MOST_WIDTH = 10_000
 
 
 class InputError(ValueError):
@@ -71,9 +72,10 @@ def check_axis(where: str, x: Tensor, axis: object) -> None:
 
 def check_width(where: str, width: object) -> float:
     """Return a factor for the channels of a network, if it is a number above 0."""
-    if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width < float("inf"):
+    if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= MOST_WIDTH:
         return width
-    raise InputError(message(where, "width", "be a number above 0", brief(width)))
+    requirement = f"be a number above 0, {MOST_WIDTH:,} at most"
+    raise InputError(message(where, "width", requirement, brief(width)))
 
 
 def check_choice(where: str, what: str, name: object, choices: Iterable[str]) -> str:

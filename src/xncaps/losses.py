@@ -1,4 +1,6 @@
-"""The loss of capsule networks."""
+"""The loss of capsule networks, and losses by name."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -47,6 +49,24 @@ def margin_loss(
     missing = present * F.relu(m_plus - lengths).square()
     excess = absent * F.relu(lengths - m_minus).square()
     return (missing + down_weight * excess).sum(dim=1).mean()
+
+
+def _margin_of_scores(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
+    return margin_loss(scores if kind == "lengths" else scores.sigmoid(), labels)
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor, kind: str) -> Tensor:
+    if labels.dim() == 2:  # an image of two classes has half of each as its target
+        return F.cross_entropy(scores, labels.float() / labels.sum(dim=1, keepdim=True))
+    return F.cross_entropy(scores, labels)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
+    "margin": _margin_of_scores,
+    "cross_entropy": _cross_entropy,
+}
+"""Losses of scores ``(batch, classes)`` with labels, class numbers or rows of 0 and 1. The third
+argument says what the scores are: ``lengths`` of capsules, or ``logits``."""
 
 
 def check_target_device(where: str, target: Tensor, scores: Tensor) -> None:

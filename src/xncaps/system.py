@@ -1,5 +1,6 @@
-"""What the system tells of itself: the processor, and the memory that was used."""
+"""The system: its processor, the memory that was used, and files that are written whole."""
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -29,3 +30,28 @@ def cpu_name() -> str:
     name = values.get("model name", platform.machine())
     family = [f"{key} {values[key]}" for key in ("cpu family", "model") if key in values]
     return f"{name} ({', '.join(family)})" if family else name
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that at every instant there is the old one or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # elsewhere a folder cannot be opened
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -22,11 +22,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from xncaps.bench.timing import interleave
 from xncaps.bench.train import Stages
-from xncaps.data import Augment, Batches, Dataset, Preprocess, Splits
+from xncaps.data import Augment, Batches, Dataset, Preprocess, Splits, facts_of
 from xncaps.system import cpu_name
 from xncaps.text import text_table
 from xncaps.training.config import Config
-from xncaps.training.run import facts_of
 
 GOAL, MOST_SHARE = 10.0, 0.05
 TURN, STEPS = 8, 10
@@ -159,7 +158,7 @@ class InputBench:
 
 def bench_input(config: Config, data: Splits, seconds: float) -> InputBench:
     """Time both pipelines in turns, then training steps, all on one thread."""
-    preprocess = facts_of(data).preprocess(config)
+    preprocess = facts_of(data).preprocess(config.image_size)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from xncaps.data import Batches, Splits
+from xncaps.data import Batches, Splits, facts_of
 from xncaps.system import cpu_name, peak_memory
 from xncaps.text import text_table
 from xncaps.training.config import Config
 from xncaps.training.processes import start_fabric
-from xncaps.training.run import facts_of
 from xncaps.training.state import State
 
 STAGES = ("data", "backbone", "head", "optimizer")
@@ -34,7 +33,7 @@ class Stages:
         facts = facts_of(data)
         self.config = config
         self.batches = Batches(
-            data.train, config.batch_size, facts.preprocess(config), config.augment
+            data.train, config.batch_size, facts.preprocess(config.image_size), config.augment
         )
         self.state = State(config, facts, start_fabric(config.precision))
         self.state.model.train()

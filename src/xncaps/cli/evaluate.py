@@ -8,30 +8,32 @@ import typer
 
 from xncaps.cli.display import make_display
 from xncaps.text import text_table
-from xncaps.training import load_run
-from xncaps.training.apply import evaluate_run
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    model: Annotated[
+        Path, typer.Argument(help="A run's folder, a packed file or an ONNX file.", metavar="MODEL")
+    ],
     data: Annotated[str | None, typer.Option(help="Other data that show the same classes.")] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     data_dir: Annotated[Path | None, typer.Option(help="Look for data here first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print all metrics of a run's network, and the figures of each class.
+    """Print all metrics of a trained network, and the figures of each class.
 
     Example: xncaps evaluate runs/first --data mnist
     """
+    from xncaps.deploy.evaluate import evaluate_model
+    from xncaps.deploy.model import open_model
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    loaded = load_run(run, say)
+    opened = open_model(model, say)
     display = make_display()
     try:
-        outcome = evaluate_run(
-            loaded,
+        outcome = evaluate_model(
+            opened,
             data,
             split,
             data_dir=data_dir,
@@ -40,16 +42,17 @@ def evaluate(
         )
     finally:
         display.end()
+    name = data or opened.card.data["name"]
     if as_json:
-        source = {"run": str(run), "data": data or loaded.config.data, "split": split}
+        source = {"model": str(model), "kind": opened.kind, "data": name, "split": split}
         typer.echo(json.dumps({**source, **outcome.to_dict()}, indent=2))
         return
     names = {"top1": "accuracy", "paper_top2": "the paper's top-2"}
-    typer.echo(f"{outcome.count:,} {split} images of {data or loaded.config.data}")
+    typer.echo(f"{outcome.count:,} {split} images of {name}")
     if outcome.loss is not None:
         typer.echo(f"loss {outcome.loss:.4f}")
-    for name, value in outcome.metrics.items():
-        typer.echo(f"{names.get(name, name.replace('_', ' '))} {value:.2%}")
+    for metric, value in outcome.metrics.items():
+        typer.echo(f"{names.get(metric, metric.replace('_', ' '))} {value:.2%}")
     rows = [
         [
             row["class"],

@@ -2,38 +2,43 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from xncaps import __version__
-from xncaps.cli.bench import bench
-from xncaps.cli.evaluate import evaluate
-from xncaps.cli.paper import paper
-from xncaps.cli.predict import predict
-from xncaps.cli.summary import summary
-from xncaps.cli.train import train
 from xncaps.errors import InputError, RunError
 
+COMMANDS = ("train", "evaluate", "predict", "export", "summary", "paper", "bench")
+"""Each is a module of this package, and in it what the command does."""
 CTRL_C = 130
 """The status that typer makes of it."""
 
-app = typer.Typer(
-    name="xncaps",
-    help=(
-        "Capsule heads with XNOR arithmetic for CNNs: train them, use them, count them.\n\n"
-        "Example: xncaps train --recipe quick --out runs/first"
-    ),
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (train, evaluate, predict, summary, paper):
-    app.command()(command)
-app.add_typer(bench, name="bench")
+
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command with these sub-commands; the others are not imported."""
+    app = typer.Typer(
+        name="xncaps",
+        help=(
+            "Capsule heads with XNOR arithmetic for CNNs: train them, use them, count them.\n\n"
+            "Example: xncaps train --recipe quick --out runs/first"
+        ),
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(start)
+    for name in commands:
+        command = getattr(import_module(f"xncaps.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)
+    return app
 
 
-@app.callback(invoke_without_command=True)
 def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -47,8 +52,11 @@ def start(
 
 def main(args: list[str] | None = None) -> int:
     """Run the command; returns 0 when done, 1 when it failed, 2 for bad usage."""
+    given = sys.argv[1:] if args is None else args
+    named = given[:1] if given and given[0] in COMMANDS else COMMANDS
     try:
-        status: int = app(args, prog_name="xncaps", standalone_mode=False) or 0
+        app = make_app(named)
+        status: int = app(given, prog_name="xncaps", standalone_mode=False) or 0
         return _say("stopped.", 1) if status == CTRL_C else status
     except InputError as error:
         return _say(str(error), 2)

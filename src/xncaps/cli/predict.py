@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from xncaps.errors import RunError
-from xncaps.training import load_run
-from xncaps.training.apply import Prediction, image_files, predict_image
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    model: Annotated[
+        Path, typer.Argument(help="A run's folder, a packed file or an ONNX file.", metavar="MODEL")
+    ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     invert: Annotated[
@@ -29,28 +29,31 @@ def predict(
 
     Example: xncaps predict runs/first digit.png
     """
-    loaded = load_run(run, lambda line: typer.echo(line, err=True))
+    from xncaps.deploy.model import open_model
+    from xncaps.deploy.predictor import Prediction, Predictor, image_files
+
+    def line(prediction: Prediction) -> str:
+        scores = list(prediction.scores.items())[: max(top, len(prediction.classes))]
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in scores)
+        note = "  (negative taken)" if prediction.inverted else ""
+        return f"{prediction.path}: {' and '.join(prediction.classes)}   {shown}{note}"
+
+    opened = open_model(model, lambda text: typer.echo(text, err=True))
+    predictor = Predictor(opened, invert=invert)
     found, problems = [], 0
     for path in image_files(images):
         try:
-            prediction = predict_image(loaded, path, invert=invert)
+            prediction = predictor(path)
         except RunError as error:
             typer.echo(f"xncaps: {error}", err=True)
             problems += 1
             continue
         found.append(prediction)
         if not as_json:
-            typer.echo(_line(prediction, top))
+            typer.echo(line(prediction))
     if as_json:
-        kind = "lengths" if loaded.network.scores == "lengths" else "probabilities"
+        kind = "lengths" if opened.card.scores == "lengths" else "probabilities"
         values = {"scores": kind, "predictions": [each.to_dict() for each in found]}
         typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
     if problems:
         raise typer.Exit(1)
-
-
-def _line(prediction: Prediction, top: int) -> str:
-    scores = list(prediction.scores.items())[: max(top, len(prediction.classes))]
-    shown = "  ".join(f"{name} {value:.3f}" for name, value in scores)
-    note = "  (negative taken)" if prediction.inverted else ""
-    return f"{prediction.path}: {' and '.join(prediction.classes)}   {shown}{note}"

@@ -11,8 +11,9 @@ import typer
 
 from xncaps.cli.display import make_display
 from xncaps.errors import InputError, message
+from xncaps.losses import LOSSES
 from xncaps.training import RECIPES, Config, check_extra, recipe
-from xncaps.training.config import LOSSES, OPTIMIZERS, SCHEDULES
+from xncaps.training.config import OPTIMIZERS, SCHEDULES
 from xncaps.training.run import Folder, read_config
 from xncaps.training.seeds import NAME, parse_seeds, read_plan, train_seeds
 from xncaps.training.stopping import StopRequests

@@ -9,6 +9,7 @@ from xncaps.data.augment import Augment
 from xncaps.data.batches import Batches, Preprocess
 from xncaps.data.cifar10 import load_cifar10
 from xncaps.data.dataset import Dataset, Splits
+from xncaps.data.facts import Facts, facts_of
 from xncaps.data.folder import load_folder
 from xncaps.data.idx import load_idx, load_mnist, read_idx
 from xncaps.data.load import DATASETS, load_data
@@ -20,9 +21,11 @@ __all__ = [
     "Augment",
     "Batches",
     "Dataset",
+    "Facts",
     "Preprocess",
     "Splits",
     "compose",
+    "facts_of",
     "load_cifar10",
     "load_data",
     "load_folder",

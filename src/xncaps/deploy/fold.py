@@ -110,6 +110,10 @@ def fold(layer: nn.Linear | nn.Conv2d, norm: Norm) -> None:
     ``W' = W * a`` for each output channel and ``b' = (b - mean) * a + beta``, where
     ``a = gamma / sqrt(var + eps)``, worked out in float64.
     """
+    if layer.weight.is_meta:  # torch would load its compiler, and there are no numbers
+        empty = layer.weight.new_empty(len(layer.weight))
+        layer.bias = nn.Parameter(empty, requires_grad=False)
+        return
     with torch.no_grad():
         mean, var = (each.double() for each in _statistics(norm))
         factor = (var + norm.eps).rsqrt()

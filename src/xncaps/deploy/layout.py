@@ -29,6 +29,8 @@ def pack_bits(signs: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([1.0, -1, 1, -1, -1, -1, -1, -1, 1]))
     tensor([5, 1], dtype=torch.uint8)
     """
+    if signs.is_meta:  # torch would load its compiler, and there are no numbers
+        return signs.new_empty((*signs.shape[:-1], bytes_for(signs.shape[-1])), dtype=torch.uint8)
     bits = F.pad((signs > 0).to(torch.uint8), (0, -signs.shape[-1] % 8))
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (torch.unflatten(bits, -1, (-1, 8)) << places).sum(-1, dtype=torch.uint8)
@@ -60,6 +62,8 @@ def to_lanes(x: Tensor) -> Tensor:
     >>> to_lanes(torch.tensor([[1, 2], [3, 4], [5, 6]]))
     tensor([1, 3, 5, 2, 4, 6])
     """
+    if x.is_meta:
+        return x.new_empty(x.numel())
     blocks = torch.split(x.reshape(x.shape[0], -1), BLOCK)
     return torch.cat([block.t().reshape(-1) for block in blocks])
 

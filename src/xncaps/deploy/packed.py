@@ -134,8 +134,8 @@ class PackedCapsules(Packed, CapsuleLinear):
         if self.binarizer is None:
             self.register_buffer("floats", to_lanes(weight.transpose(2, 3)))
         else:
-            signs = BINARIZERS[self.binarizer](weight, 2)
-            scale = mean_scale(weight, 2) if layer.scale is None else layer.scale.detach()
+            signs = signs_of(weight, self.binarizer, 2)
+            scale = mean_of(weight, 2) if layer.scale is None else layer.scale.detach()
             self.register_buffer("bits", to_lanes(pack_bits(signs.transpose(2, 3))))
             self.register_buffer("scales", to_lanes(scale.squeeze(2)).to(scales))
         self.routing = deepcopy(layer.routing)
@@ -241,6 +241,18 @@ def does_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
         for name, method in vars(kind).items()
         if isfunction(method) and name not in FREE
     )
+
+
+def signs_of(weight: Tensor, binarizer: str, dim: int | tuple[int, ...]) -> Tensor:
+    """The signs of a weight; if that has no numbers, the weight, lest torch load its compiler."""
+    return weight if weight.is_meta else BINARIZERS[binarizer](weight, dim)
+
+
+def mean_of(weight: Tensor, dim: int) -> Tensor:
+    """The mean scale of a weight; if that has no numbers, neither has its scale."""
+    if weight.is_meta:
+        return weight.new_empty([1 if k == dim else n for k, n in enumerate(weight.shape)])
+    return mean_scale(weight, dim)
 
 
 def widen(scales: Tensor) -> Tensor:

@@ -4,9 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
-from xncaps.deploy.packed import Packed, Places, does_as, widen
+from xncaps.deploy.packed import Packed, Places, does_as, mean_of, signs_of, widen
 from xncaps.errors import check_floating
 from xncaps.kernels.library import CODES, pointer
 from xncaps.xnor import XnorConv2d, XnorLinear
@@ -37,7 +36,7 @@ class PackedXnorLinear(Packed, XnorLinear):
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         _take_over(self, layer)
-        signs = BINARIZERS[layer.binarizer](layer.weight.detach(), 1)
+        signs = signs_of(layer.weight.detach(), layer.binarizer, 1)
         self.register_buffer("bits", to_lanes(pack_bits(signs)))
 
     @classmethod
@@ -116,7 +115,7 @@ class PackedXnorConv2d(Packed, XnorConv2d):
         self.kernel_size, self.stride = layer.kernel_size, layer.stride
         self.padding, self.dilation = layer.padding, layer.dilation
         _take_over(self, layer)
-        signs = BINARIZERS[layer.binarizer](layer.weight.detach(), (1, 2, 3))
+        signs = signs_of(layer.weight.detach(), layer.binarizer, (1, 2, 3))
         self.register_buffer("bits", pack_bits(signs.permute(0, 2, 3, 1)))
 
     @classmethod
@@ -173,6 +172,6 @@ def _take_over(packed: Any, layer: XnorLinear | XnorConv2d) -> None:
     packed.detach_scale = layer.detach_scale
     packed.learned = layer.scale is not None
     weight = layer.weight.detach().flatten(1)
-    scale = mean_scale(weight, 1).squeeze(1) if layer.scale is None else layer.scale.detach()
+    scale = mean_of(weight, 1).squeeze(1) if layer.scale is None else layer.scale.detach()
     packed.register_buffer("scales", scale.clone())
     packed.register_buffer("bias", None if layer.bias is None else layer.bias.detach().clone())

@@ -6,7 +6,6 @@ rest and the digests of both. The JSON file is written last: without it there is
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from xncaps.errors import RunError
+from xncaps.system import write_whole
 
 KEEP = 2
 
@@ -28,31 +28,6 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that at every instant there is the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # elsewhere a folder cannot be opened
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:

@@ -17,9 +17,9 @@ from xncaps.errors import (
     message,
 )
 from xncaps.heads import HEADS
+from xncaps.losses import LOSSES
 from xncaps.models import ATTACH, MODELS
 
-LOSSES = ("margin", "cross_entropy")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("triangular2", "onecycle", "constant")
 PRECISIONS = ("32", "bf16")

@@ -9,15 +9,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from xncaps.data import Dataset
+from xncaps.data import Dataset, Facts
 from xncaps.errors import RunError
-from xncaps.system import cpu_name, peak_memory
-from xncaps.training.checkpoint import write_whole
+from xncaps.evaluation import evaluate_scores, main_metric
+from xncaps.system import cpu_name, peak_memory, write_whole
 from xncaps.training.config import Config
 from xncaps.training.display import Display
-from xncaps.training.evaluation import evaluate_scores, main_metric
 from xncaps.training.report import write_report
-from xncaps.training.run import Facts, Folder, Run, read_json
+from xncaps.training.run import Folder, Run, read_json
 from xncaps.training.state import State
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
-from xncaps.training.checkpoint import write_whole
+from xncaps.system import write_whole
 from xncaps.training.run import Folder
 
 COLUMNS = {

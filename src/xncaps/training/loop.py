@@ -17,13 +17,13 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from xncaps import __version__
-from xncaps.data import Batches, Dataset, Splits
+from xncaps.data import Batches, Dataset, Facts, Splits
 from xncaps.errors import InputError, RunError
+from xncaps.evaluation import main_metric, scores_of
 from xncaps.metrics import METRICS
 from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint, save_checkpoint
 from xncaps.training.config import Config, differences
 from xncaps.training.display import Display, Moment
-from xncaps.training.evaluation import main_metric, scores_of
 from xncaps.training.finish import Result, finish
 from xncaps.training.log import Log
 from xncaps.training.monitors import IMAGES, coupling_entropy, flip_ratios, weight_signs
@@ -36,7 +36,7 @@ from xncaps.training.processes import (
     share_bytes,
     share_tensors,
 )
-from xncaps.training.run import Facts, Folder
+from xncaps.training.run import Folder
 from xncaps.training.schedule import make_schedule
 from xncaps.training.state import State
 from xncaps.training.stopping import StoppedError, StopRequests
@@ -68,7 +68,7 @@ class Loop:
     ) -> None:
         self.config, self.data, self.facts, self.folder = config, data, facts, folder
         self.fabric, self.display, self.go_on = fabric, display, go_on
-        self.preprocess = facts.preprocess(config)
+        self.preprocess = facts.preprocess(config.image_size)
         self.batches = Batches(
             data.train,
             config.batch_size,

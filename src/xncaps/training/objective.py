@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from xncaps.errors import look_up
-from xncaps.losses import margin_loss
+from xncaps.losses import LOSSES
 from xncaps.networks import Classifier
 from xncaps.training.config import Config
 
@@ -47,15 +46,9 @@ class Objective(nn.Module):
 
     def of_scores(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of these scores."""
-        scores = scores.float()
-        if self.loss == "margin":
-            return margin_loss(
-                scores if self.network.scores == "lengths" else scores.sigmoid(), labels
-            )
-        logits = scores if self.factor is None else scores * self.factor
-        if labels.dim() == 2:
-            return F.cross_entropy(logits, labels.float() / labels.sum(dim=1, keepdim=True))
-        return F.cross_entropy(logits, labels)
+        if self.factor is not None:
+            return LOSSES[self.loss](scores.float() * self.factor, labels, "logits")
+        return LOSSES[self.loss](scores.float(), labels, self.network.scores)
 
 
 def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from xncaps.data import Dataset
+from xncaps.evaluation import Evaluation, answers
 from xncaps.heads import CapsuleHead
+from xncaps.system import write_whole
 from xncaps.training import pictures
-from xncaps.training.checkpoint import write_whole
-from xncaps.training.evaluation import Evaluation, answers
 from xncaps.training.run import Run
 
 Row = dict[str, Any]

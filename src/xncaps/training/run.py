@@ -1,11 +1,10 @@
 """A run on the disk: its folder, what lies in it, and the network it holds."""
 
 import json
-import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from xncaps.data import Preprocess, Splits
+from xncaps.data import Facts, Preprocess
 from xncaps.errors import InputError, RunError, message
-from xncaps.images import ground_of
 from xncaps.models import create_model
 from xncaps.networks import Classifier
 from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint
@@ -40,70 +38,6 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a run knows of its data.
-
-    Args:
-        name: of the data set.
-        classes: their names.
-        shape: channels, height and width of an image.
-        pairs: whether an image shows two classes.
-        mean, std: of each channel over the training images.
-        ground: what grey images are drawn on: dark, light or mixed.
-        counts: images to learn from, for validation, and to test on.
-        fingerprint: of the images and labels of each part.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    pairs: bool
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    ground: str
-    counts: tuple[int, int, int]
-    fingerprint: dict[str, str]
-
-    def __post_init__(self) -> None:
-        channels = len(self.mean)
-        numbers = [*self.mean, *self.std]
-        right = (
-            all(isinstance(text, str) for text in (self.name, self.ground, *self.classes))
-            and isinstance(self.pairs, bool)
-            and isinstance(self.fingerprint, dict)
-            and all(isinstance(size, int) and 0 < size < 2**15 for size in self.shape)
-            and (len(self.shape), len(self.std), len(self.counts)) == (3, channels, 3)
-            and self.shape[0] == channels
-            and len(self.classes) > 0
-            and all(isinstance(value, float) and math.isfinite(value) for value in numbers)
-            and min(self.std) >= 0
-        )
-        if not right:
-            raise TypeError("values of the wrong kind")
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
-        """Of plain values, as JSON has them."""
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return cls(**plain)
-
-    def to_json(self) -> str:
-        """As indented JSON."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    def preprocess(self, config: Config) -> Preprocess:
-        """What makes network input of this data's images."""
-        return Preprocess(self.mean, self.std, self.image_size(config))
-
-    def image_size(self, config: Config) -> int:
-        """The side of the images a network is built for."""
-        return config.image_size or max(self.shape[1:])
-
-
-@dataclass(frozen=True)
 class Run:
     """A trained network and all that is needed to use it."""
 
@@ -114,26 +48,7 @@ class Run:
 
     @property
     def preprocess(self) -> Preprocess:
-        return self.facts.preprocess(self.config)
-
-
-def facts_of(data: Splits) -> Facts:
-    """What a run notes of its data."""
-    mean, std = data.train.moments()
-    gray = data.train.shape[0] == 1
-    return Facts(
-        name=data.name,
-        classes=data.train.classes,
-        shape=data.train.shape,
-        pairs=data.train.pairs,
-        mean=mean,
-        std=std,
-        ground=ground_of(data.train.images[:1000]) if gray else "mixed",
-        counts=(len(data.train), len(data.validation), len(data.test)),
-        fingerprint={
-            part: getattr(data, part).fingerprint() for part in ("train", "validation", "test")
-        },
-    )
+        return self.facts.preprocess(self.config.image_size)
 
 
 def build_network(config: Config, facts: Facts) -> Classifier:
@@ -145,7 +60,7 @@ def build_network(config: Config, facts: Facts) -> Classifier:
             config.head,
             len(facts.classes),
             facts.shape[0],
-            facts.image_size(config),
+            facts.side(config.image_size),
             config.attach,
             **config.options,
         )

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from xncaps.errors import InputError, RunError, message
-from xncaps.training.checkpoint import write_whole
+from xncaps.system import write_whole
 from xncaps.training.config import Config, differences
 from xncaps.training.run import read_json
 from xncaps.training.stopping import StoppedError, StopRequests

@@ -7,13 +7,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from xncaps.data import Facts
 from xncaps.errors import RunError
 from xncaps.networks import Classifier
 from xncaps.training.checkpoint import Checkpoint
 from xncaps.training.config import Config
 from xncaps.training.monitors import weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
-from xncaps.training.run import Facts, build_network
+from xncaps.training.run import build_network
 
 
 class State:

@@ -6,9 +6,9 @@ import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
-from xncaps.data import load_data
+from xncaps.data import facts_of, load_data
 from xncaps.errors import InputError, message
-from xncaps.training.checkpoint import write_whole
+from xncaps.system import write_whole
 from xncaps.training.config import Config, differences
 from xncaps.training.display import Display
 from xncaps.training.finish import Result, read_result
@@ -22,7 +22,7 @@ from xncaps.training.processes import (
     told_in_a_line,
     was_begun,
 )
-from xncaps.training.run import Folder, facts_of, read_config, read_facts
+from xncaps.training.run import Folder, read_config, read_facts
 from xncaps.training.stopping import StopRequests
 
 SAVE_SECONDS = 60.0

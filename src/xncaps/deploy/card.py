@@ -1,0 +1,118 @@
+"""The card of a network: what it is, what it takes and what it gives, as plain values."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from xncaps.data import Facts, Preprocess
+from xncaps.errors import InputError, brief, check_choice, check_size, message
+from xncaps.losses import LOSSES
+from xncaps.models import create_model
+from xncaps.networks import Classifier
+
+NETWORK = ("backbone", "head", "num_classes", "in_channels", "image_size", "attach")
+DATA = ("name", "image_size", "train_count", "validation", "skip_unreadable")
+MOST_SIDE = 4096
+MOST_NUMBERS = 64
+"""Pixels along a side, and numbers in a list of options: a card is not believed unchecked."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that is needed to use a network, but for its weights.
+
+    Args:
+        network: the arguments of :func:`xncaps.create_model`; those of the head in ``options``.
+        facts: of the data it was trained on.
+        scores: what it gives: ``lengths`` of capsules, or ``logits``.
+        loss: what it was trained with.
+        data: the data it is judged on where no others are named, as :func:`load_data` takes them;
+            empty if only the one who trained it has them.
+        normalised: whether it takes care of mean and deviation itself, and so takes pixels from 0
+            to 255.
+    """
+
+    network: dict[str, Any]
+    facts: Facts
+    scores: str
+    loss: str
+    data: dict[str, Any]
+    normalised: bool = False
+
+    def __post_init__(self) -> None:
+        where = "card"
+        for what, values in (("network", self.network), ("data", self.data)):
+            if not isinstance(values, Mapping):
+                raise InputError(message(where, what, "be an object", brief(values)))
+        missing = [name for name in (*NETWORK, "options") if name not in self.network]
+        strange = sorted({*self.network} - {*NETWORK, "options"} | {*self.data} - {*DATA})
+        if missing or strange:
+            got = f"{'no ' if missing else ''}{(missing or strange)[0]!r}"
+            raise InputError(message(where, "network", "have what create_model takes", got))
+        check_choice(where, "scores", self.scores, ("lengths", "logits"))
+        check_choice(where, "loss", self.loss, LOSSES)
+        if not isinstance(self.normalised, bool):
+            raise InputError(message(where, "normalised", "be true or false", self.normalised))
+        side = check_size(where, "image_size", self.network["image_size"])
+        if max(side, *self.facts.shape[1:]) > MOST_SIDE:
+            requirement = f"be at most {MOST_SIDE} px wide"
+            raise InputError(message(where, "images", requirement, max(side, *self.facts.shape)))
+        sizes = self.network["num_classes"], self.network["in_channels"]
+        if sizes != (len(self.facts.classes), self.facts.shape[0]):
+            requirement = "have the classes and channels of its data"
+            raise InputError(message(where, "network", requirement, sizes))
+        options = self.network["options"]
+        if not isinstance(options, Mapping) or not all(map(_is_option, options.values())):
+            requirement = "be numbers, words, or short lists of numbers"
+            raise InputError(message(where, "options", requirement, brief(options)))
+
+    @property
+    def image_size(self) -> int:
+        """The side of the images that the network takes."""
+        return int(self.network["image_size"])
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """What makes network input of uint8 images."""
+        if self.normalised:
+            channels = len(self.facts.mean)
+            return Preprocess((0.0,) * channels, (1 / 255,) * channels, self.image_size)
+        return self.facts.preprocess(self.image_size)
+
+    def portable(self) -> "Card":
+        """Without the names of folders on the machine that it was trained on."""
+        kind, has_path, _ = self.facts.name.partition(":")
+        if not has_path:
+            return self
+        return replace(self, facts=replace(self.facts, name=kind), data={})
+
+    def build(self) -> Classifier:
+        """The network, with new weights."""
+        values = {name: self.network[name] for name in NETWORK}
+        return create_model(**values, **self.network["options"])
+
+    def to_json(self) -> str:
+        """As JSON, on one line."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Card":
+        """Of JSON that nobody has checked; one line says what is wrong with it."""
+        try:
+            values = json.loads(text)
+            facts = Facts.from_dict(values.pop("facts"))
+            return cls(facts=facts, **values)
+        except InputError:
+            raise
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            raise InputError(message("card", "text", "hold what xncaps writes", error)) from None
+
+
+def _is_option(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) <= MOST_NUMBERS and all(isinstance(number, int) for number in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
