@@ -13,11 +13,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "xncaps"
 BASE = {"errors", "binarizers", "capsules"}
 LAYERS = BASE | {"routing", "primary", "layers", "xnor", "losses", "metrics"}
 MODELS = LAYERS | {"heads", "attach", "backbones", "networks", "models"}
-USE = MODELS | {"data", "evaluation", "images", "system", "__init__"}
+USE = MODELS | {"results", "data", "evaluation", "images", "system", "__init__"}
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
     "system": set(),
+    "results": {"errors"},
     "binarizers": {"errors"},
     "capsules": {"errors"},
     "routing": BASE,

@@ -271,22 +271,22 @@ def test_a_change_that_is_none_is_taken(tmp_path):
 
 
 MEASURE = """
-import resource, sys
+import sys
 from xncaps.deploy.packed_file import read_packed
 from xncaps.errors import RunError
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from xncaps.system import peak_memory
 try:
     read_packed(sys.argv[1])  # imports what is imported late
 except RunError:
     pass
-before = peak()
+before = peak_memory()
 for path in sys.argv[2:]:
     try:
         read_packed(path)
     except RunError as error:
         continue
     sys.exit(f"{path} was read")
-print(peak() - before)
+print(peak_memory() - before)
 """
 
 

@@ -1,17 +1,14 @@
 """Rows of figures: what a comparison gives, and the CSV file that keeps them."""
 
-import csv
-import io
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from xncaps.bench.timing import Task, best_times
 from xncaps.errors import RunError
+from xncaps.results import append_rows, read_rows
 
 FACTS = (
     *("date", "commit", "cpu", "threads", "python", "torch", "onnxruntime", "xncaps", "kernel"),
@@ -111,34 +108,13 @@ class Comparison:
 
 
 def append_csv(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
-    """Add rows to a CSV file, which gets its header when it is made.
-
-    Each row is one whole write to the end of the file, so that runs that end at the same moment do
-    not mix; a row that a crash has cut short stays a line of its own.
-    """
-    if not path.exists():
-        _make(path)
-    with path.open(newline="", encoding="utf-8") as file:
-        header = next(csv.reader(file), [])
-    if tuple(header) != COLUMNS:
-        raise RunError(f"{path}: has other columns than this version writes. Move it away first.")
-    handle = os.open(path, os.O_RDWR | os.O_APPEND)
-    try:
-        size = os.fstat(handle).st_size
-        os.lseek(handle, size - 1, os.SEEK_SET)
-        if os.read(handle, 1) != b"\n":
-            os.write(handle, b"\n")
-        for row in rows:
-            values = {**facts, **row.to_dict()}
-            os.write(handle, _line([_cell(values[name]) for name in COLUMNS]))
-    finally:
-        os.close(handle)
+    """Add rows to a CSV file."""
+    append_rows(path, COLUMNS, ({**facts, **row.to_dict()} for row in rows))
 
 
 def read_last(path: Path) -> tuple[dict[str, str], list[Row]]:
     """The newest run of a CSV file: its facts, and its rows."""
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_rows(path)
     if not lines:
         raise RunError(f"{path}: has no figures yet. Run: xncaps bench")
     last = max(line["date"] for line in lines)
@@ -154,28 +130,3 @@ def _row(line: Mapping[str, str]) -> Row:
     names = [field.name for field in fields(Row)]
     values = {name: kinds.get(name, str)(line[name]) for name in names if line[name]}
     return Row(**{"shape": "", "layer": "", **values})
-
-
-def _make(path: Path) -> None:
-    """Make the file with its header at once: nobody sees it without, and nobody makes it twice."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        os.write(handle, _line(COLUMNS))
-        os.close(handle)
-        os.chmod(name, 0o644)
-        with suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        os.unlink(name)
-
-
-def _line(cells: Sequence[str]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -134,6 +134,55 @@ def bench_train(
     _print(measure(config, _load(config, data_dir), seconds), as_json)
 
 
+@bench.command("model")
+def bench_model(
+    model: Annotated[
+        Path, typer.Argument(help="A run's folder, a packed file or an ONNX file.", metavar="MODEL")
+    ],
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.", min=1, max=65536)] = 64,
+    threads: Annotated[int, typer.Option(help="Threads to use.", min=1, max=1024)] = 1,
+    data_dir: DataDir = None,
+    seconds: Seconds = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Compare a trained network in PyTorch, packed, and in ONNX Runtime in float32 and int8.
+
+    Example: xncaps bench model runs/first
+    """
+    from xncaps.bench.model import bench_model as measure
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    outcome = measure(
+        model, seconds=seconds, batch=batch_size, threads=threads, data_dir=data_dir, say=say
+    )
+    _print(outcome, as_json)
+
+
+@bench.command("agreement")
+def bench_agreement(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    data: Annotated[str | None, typer.Option(help="Other data that show the same classes.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder whose agreement.csv gets the rows.", file_okay=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare the scores and answers of networks, packed and in ONNX Runtime, on test images.
+
+    Example: xncaps bench agreement runs/first --data mnist
+    """
+    from xncaps.bench.agreement import compare_forms
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    _print(compare_forms(runs, data, data_dir=data_dir, out=out, say=say), as_json)
+
+
 def _config(name: str, **changes: Any) -> Config:
     given = {key: value for key, value in changes.items() if value is not None}
     return Config.from_dict({**recipe(name, given.get("model")), **given})

@@ -146,7 +146,7 @@ def export_onnx_files(
 
     model, path = _open(run, out, say)
     card = model.card.portable()
-    images = _real_images(model, data_dir, say)
+    images = real_images(model, data_dir, say)
     opset = OPSET if opset is None else opset
     difference = export_onnx(
         model.network, card, path, images=images, normalise=normalise, opset=opset
@@ -175,7 +175,7 @@ def _open(
     return TorchModel(card_of(loaded), loaded.folder.path, "run", loaded.network), path
 
 
-def _real_images(
+def real_images(
     model: TorchModel, data_dir: str | os.PathLike[str] | None, say: Say | None
 ) -> Tensor:
     """Test images of the run's data; if those cannot be had, noise."""

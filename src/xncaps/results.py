@@ -1,0 +1,66 @@
+"""Figures in CSV files: a row for each, added as they come."""
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from xncaps.errors import RunError
+
+
+def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Add rows to a CSV file, which gets its header when it is made.
+
+    Each row is one whole write to the end of the file, so that runs that end at the same moment do
+    not mix; a row that a crash has cut short stays a line of its own.
+    """
+    if not path.exists():
+        _make(path, columns)
+    with path.open(newline="", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    if header != [*columns]:
+        raise RunError(f"{path}: has other columns than this version writes. Move it away first.")
+    handle = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(handle).st_size
+        os.lseek(handle, size - 1, os.SEEK_SET)
+        if os.read(handle, 1) != b"\n":
+            os.write(handle, b"\n")
+        for row in rows:
+            os.write(handle, _line([_cell(row[name]) for name in columns]))
+    finally:
+        os.close(handle)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """All rows of a CSV file, as texts by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _make(path: Path, columns: Sequence[str]) -> None:
+    """Make the file with its header at once: nobody sees it without, and nobody makes it twice."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        os.write(handle, _line(columns))
+        os.close(handle)
+        os.chmod(name, 0o644)
+        with suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def _line(cells: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
