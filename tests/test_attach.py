@@ -1,7 +1,9 @@
 """attach_head: guests in the manner of timm, torchvision and plain Sequential, and refusals."""
 
 import copy
+import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -196,8 +198,141 @@ def test_in_features_can_be_given() -> None:
 
 
 class Twins(TimmLike):
+    """A distilled network of timm: the mean of two classifiers."""
+
+    def reset_classifier(self, num_classes: int) -> None:
+        super().reset_classifier(num_classes)
+        self.top.other = nn.Linear(24, num_classes)
+
     def get_classifier(self) -> tuple[nn.Module, nn.Module]:
-        return self.top.fc, self.top.fc
+        return self.top.fc, self.top.other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.conv(x).mean(dim=(2, 3))
+        return (self.top.fc(features) + self.top.other(features)) / 2
+
+
+def test_each_of_several_classifiers_gets_a_head() -> None:
+    model = xncaps.attach_head(Twins(), "xnidr", 5)
+    heads = model.get_classifier()
+    assert all(isinstance(head, xncaps.CapsuleHead) for head in heads)
+    assert heads[0] is not heads[1]
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+class Listed(Twins):
+    """Several classifiers in a list."""
+
+    def reset_classifier(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.top.list = nn.ModuleList(nn.Linear(24, num_classes) for _ in range(2))
+
+    def get_classifier(self) -> nn.ModuleList:
+        return self.top.list
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.conv(x).mean(dim=(2, 3))
+        return sum(classifier(features) for classifier in self.top.list) / 2
+
+
+def test_a_list_of_classifiers_stays_a_list() -> None:
+    model = xncaps.attach_head(Listed(), "xnidr", 5)
+    assert [type(head).__name__ for head in model.get_classifier()] == ["CapsuleHead"] * 2
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+class Wrapped(nn.Module):
+    """A linear layer in a module of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(24)
+        self.linear = nn.Linear(24, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+def test_a_module_of_unknown_kind_goes_whole() -> None:
+    model = xncaps.attach_head(Body("fc", Wrapped()), "xnidr", 5)
+    assert isinstance(model.fc, xncaps.CapsuleHead)
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+class PooledHead(nn.Module):
+    """A ClassifierHead of timm: it pools, and has a classifier of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_features = 24
+        self.reset(9)
+
+    def reset(self, num_classes: int) -> None:
+        self.fc = nn.Linear(self.in_features, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # channels last, as in timm's Sequencer
+        return self.fc(x.mean(dim=(1, 2)))
+
+
+class ChannelsLast(TimmLike):
+    def reset_classifier(self, num_classes: int) -> None:
+        if not isinstance(self.top, PooledHead):
+            self.top = PooledHead()
+        self.top.reset(num_classes)
+
+    def get_classifier(self) -> nn.Module:
+        return self.top
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.conv(x).permute(0, 2, 3, 1))
+
+
+def test_a_head_of_timm_keeps_its_pooling() -> None:
+    model = xncaps.attach_head(ChannelsLast(), "xnidr", 5)
+    assert isinstance(model.get_classifier().fc, xncaps.CapsuleHead)
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+    model.reset_classifier(3)
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 3)
+
+
+class Forgetful(TimmLike):
+    """Asks for a layer of its classifier, and fails without classifier, as timm's SHViT."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__(num_classes)
+        self.head = Wrapped() if num_classes else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).mean(dim=(2, 3)))
+
+
+def test_a_get_classifier_that_fails_is_passed_over() -> None:
+    model = xncaps.attach_head(Forgetful(), "xnidr", 5)
+    assert isinstance(model.head.linear, xncaps.CapsuleHead)
+    model = xncaps.attach_head(Forgetful(num_classes=0), "xnidr", 5)
+    assert isinstance(model.head, xncaps.CapsuleHead)
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_reset_takes_the_scores_of_its_own_copy_away(
+    copied: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = xncaps.attach_head(TimmLike(), "xnidr", 5)
+    other = copied(model)
+    other.reset_classifier(3)
+    assert not hasattr(other, "scores")
+    assert other.num_classes == 3
+    assert vars(other).keys() == vars(TimmLike()).keys()
+    assert (model.scores, model.num_classes) == ("lengths", 5)
+    assert isinstance(model.get_classifier(), xncaps.CapsuleHead)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +352,8 @@ class Twins(TimmLike):
         (
             Body("fc", nn.Identity()),
             {},
-            "attach_head: classifier 'fc' must be a linear layer, a convolution, or a Sequential"
-            " that has one; got Identity. Give the size of its features with in_features=...",
-        ),
-        (
-            Twins(),
-            {},
-            "attach_head: get_classifier() must return one module; got a tuple."
-            " Name the one to replace with name=...",
+            "attach_head: classifier 'fc' must be a linear layer, a convolution, or have one;"
+            " got Identity. Give the size of its features with in_features=...",
         ),
         ("resnet", {}, "attach_head: model must be an nn.Module; got str."),
         (

@@ -13,6 +13,7 @@ from torch import nn
 
 from xncaps.bench.report import goal_markdown
 from xncaps.bench.rows import read_last
+from xncaps.cli.main import COMMANDS
 from xncaps.data import DATASETS
 from xncaps.training import RECIPES
 
@@ -23,7 +24,7 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """One block after the other, as a reader would type them."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     guest = nn.Sequential()
     guest.features = nn.Conv2d(3, 8, 3)
     guest.pool = nn.AdaptiveAvgPool2d(1)
@@ -43,7 +44,8 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_readme_names_every_command_and_recipe() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("train", "evaluate", "predict", "paper", "summary", "bench input", "bench train"):
+    commands = {*COMMANDS} | {f"bench {name}" for name in ("input", "train", "model")}
+    for name in commands:
         assert f"xncaps {name}" in readme
     for name in (*RECIPES, *DATASETS):
         assert f"`{name}" in readme

@@ -10,6 +10,7 @@ from xncaps.capsules import capsule_length, squash
 from xncaps.counting import summary
 from xncaps.deploy import pack
 from xncaps.errors import InputError, message
+from xncaps.finetune import freeze_backbone, parameter_groups, unfreeze_backbone
 from xncaps.heads import HEADS, CapsuleHead, FCHead, LinearHead
 from xncaps.layers import CapsFC, CapsuleLinear, XnIDR, XnODR
 from xncaps.losses import margin_loss
@@ -77,9 +78,12 @@ __all__ = [
     "binarize",
     "capsule_length",
     "create_model",
+    "freeze_backbone",
     "load",
     "margin_loss",
     "pack",
+    "parameter_groups",
     "squash",
     "summary",
+    "unfreeze_backbone",
 ]

@@ -1,6 +1,7 @@
 """Put a head on somebody else's network, in place of its classifier."""
 
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -33,8 +34,13 @@ def attach_head(
     The classifier is the module called ``name``; if that is not given, what timm's
     ``get_classifier()`` names, or the child called ``classifier``, ``fc``, ``head`` or ``heads``.
     Of a classifier made of several layers, those before the first linear layer or convolution
-    (flatten, dropout, a norm) stay and the rest is replaced. The head takes over the device, dtype
+    (flatten, dropout, a norm) stay and the rest is replaced. A network that averages several
+    classifiers, such as a distilled one, gets a head for each. A head takes over the device, dtype
     and mode of what it replaces. Auxiliary classifiers, as GoogLeNet has them, are left alone.
+
+    The network gets two attributes: ``num_classes``, and ``scores``: ``lengths`` or ``logits``.
+    timm's ``reset_classifier`` puts a classifier of timm in place of the head, and takes ``scores``
+    away with it.
 
     Args:
         model: a network whose classifier takes pooled features or feature maps.
@@ -55,24 +61,26 @@ def attach_head(
     check_choice(where, "head", head, HEADS)
     check_size(where, "num_classes", num_classes)
     check_options(where, f"the {head} head", HEAD_OPTIONS[head], options)
-    name = _classifier_name(model) if name is None else _given_name(model, name)
-    classifier = model.get_submodule(name)
-    path = _first_layer(classifier)
-    layer = classifier.get_submodule(path)
-    if in_features is None:
-        in_features = _features_of(model, name, layer)
+    replacements: dict[nn.Module, nn.Module] = {}
+    for each in _classifier_names(model) if name is None else [_given_name(model, name)]:
+        classifier = model.get_submodule(each)
+        path = _first_layer(classifier)
+        layer = classifier.get_submodule(path)
+        size = _features_of(model, each, layer) if in_features is None else in_features
+        new = HEADS[head](check_size(where, "in_features", size), num_classes, **options)
+        tensor = next(layer.parameters(), next(model.parameters(), None))
+        if tensor is not None:
+            new.to(device=tensor.device, dtype=tensor.dtype)
+        new.train(layer.training)
+        replacements[classifier] = _cut(classifier, path.split("."), new) if path else new
 
-    new = HEADS[head](check_size(where, "in_features", in_features), num_classes, **options)
-    tensor = next(layer.parameters(), next(model.parameters(), None))
-    if tensor is not None:
-        new.to(device=tensor.device, dtype=tensor.dtype)
-    new.train(layer.training)
-    replacement = _cut(classifier, path.split("."), new) if path else new
     for each, module in list(model.named_modules(remove_duplicate=False)):
-        if module is classifier:
-            model.set_submodule(each, replacement)
+        if module in replacements:
+            model.set_submodule(each, replacements[module])
     _tell(model, "num_classes", num_classes)
     _tell(model, "scores", new.scores)
+    if hasattr(type(model), "reset_classifier"):
+        _tell(model, "reset_classifier", partial(_reset_classifier, model))
     return model
 
 
@@ -86,28 +94,35 @@ def _given_name(model: nn.Module, name: str) -> str:
     return name
 
 
-def _classifier_name(model: nn.Module) -> str:
-    get_classifier = getattr(model, "get_classifier", None)
-    if callable(get_classifier):
-        classifier = get_classifier()
-        if not isinstance(classifier, nn.Module):
-            hint = "Name the one to replace with name=..."
-            got = type(classifier).__name__
-            requirement = "return one module"
-            raise InputError(
-                message("attach_head", "get_classifier()", requirement, f"a {got}", hint)
-            )
-        for name, module in model.named_modules():
-            if module is classifier and name:
-                return str(name)
-    for name in NAMES:
-        if isinstance(getattr(model, name, None), nn.Module):
-            return name
-    children = ", ".join(name for name, _ in model.named_children()) or "none"
-    requirement = f"have a get_classifier() or a child named {', '.join(NAMES)}"
-    got = f"{type(model).__name__} with children {children}"
-    hint = "Name its classifier with name=..."
-    raise InputError(message("attach_head", "model", requirement, got, hint))
+def _classifier_names(model: nn.Module) -> list[str]:
+    known = {module: name for name, module in model.named_modules() if name}
+    names = [known[module] for module in _named_by_timm(model) if module in known]
+    if not names:
+        names = [name for name in NAMES if isinstance(getattr(model, name, None), nn.Module)][:1]
+    if not names:
+        children = ", ".join(name for name, _ in model.named_children()) or "none"
+        requirement = f"have a get_classifier() or a child named {', '.join(NAMES)}"
+        got = f"{type(model).__name__} with children {children}"
+        hint = "Name its classifier with name=..."
+        raise InputError(message("attach_head", "model", requirement, got, hint))
+    return [f"{name}.fc" if _is_timm_head(model.get_submodule(name)) else name for name in names]
+
+
+def _named_by_timm(model: nn.Module) -> list[nn.Module]:
+    """What ``get_classifier()`` gives, as a list; an empty one where there is no such method."""
+    try:
+        found = model.get_classifier()  # type: ignore[operator]
+    except AttributeError:  # also of models that look for a layer of a classifier they lack
+        return []
+    several = found if isinstance(found, tuple) else (found,)
+    flat = (each if isinstance(each, nn.ModuleList) else [each] for each in several)
+    return [module for modules in flat for module in modules if isinstance(module, nn.Module)]
+
+
+def _is_timm_head(module: nn.Module) -> bool:
+    """Whether it is a ClassifierHead of timm, which pools, and can put another ``fc`` in itself."""
+    has_fc = isinstance(getattr(module, "fc", None), nn.Module)
+    return has_fc and callable(getattr(module, "reset", None))
 
 
 def _first_layer(classifier: nn.Module) -> str:
@@ -145,12 +160,13 @@ def _in_features(module: nn.Module) -> int | None:
 
 
 def _features_of(model: nn.Module, name: str, classifier: nn.Module) -> int:
-    size = _in_features(classifier)
-    if size is None and isinstance(classifier, nn.Identity):  # a timm model with num_classes=0
-        for attribute in ("head_hidden_size", "num_features"):
-            size = size or getattr(model, attribute, None)
+    """Size of the features that a classifier takes: its own, or that of its first layer."""
+    sizes = (_in_features(module) for module in classifier.modules())
+    size = next((size for size in sizes if size is not None), None)
+    for attribute in ("head_hidden_size", "num_features"):  # of a timm model with num_classes=0
+        size = size or getattr(model, attribute, None)
     if size is None:
-        requirement = "be a linear layer, a convolution, or a Sequential that has one"
+        requirement = "be a linear layer, a convolution, or have one"
         hint = "Give the size of its features with in_features=..."
         got = type(classifier).__name__
         raise InputError(message("attach_head", f"classifier {name!r}", requirement, got, hint))
@@ -161,3 +177,13 @@ def _tell(model: nn.Module, attribute: str, value: object) -> None:
     """Set an attribute, but for one that the model works out from its head by itself."""
     if not isinstance(getattr(type(model), attribute, None), property):
         setattr(model, attribute, value)
+
+
+def _reset_classifier(model: Any, *args: Any, **options: Any) -> None:
+    """timm's ``reset_classifier``, after which the model is again as timm made it.
+
+    It stands on the instance as a partial of the model, which copies and pickles follow.
+    """
+    type(model).reset_classifier(model, *args, **options)
+    for attribute in ("scores", "reset_classifier"):
+        model.__dict__.pop(attribute, None)

@@ -210,7 +210,7 @@ def summary(model: nn.Module, input_size: tuple[int, ...]) -> Summary:
         if isinstance(module, Packed | Affine):
             params = module.params
         if not work and module in counter.outputs and any(p.dim() > 1 for p in own):
-            uncounted.append(f"{name} ({type(module).__name__})")
+            uncounted.append(f"{name or 'the network itself'} ({type(module).__name__})")
         out = counter.outputs.get(module)
         out = out[0] if isinstance(out, tuple) and out else out
         rows.append(

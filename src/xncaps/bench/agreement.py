@@ -92,6 +92,8 @@ def compare_forms(
         say: told how it goes.
     """
     tell = say or (lambda line: None)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work
     facts, found = machine_facts(), []
     for path in runs:
         tell(str(path))
@@ -114,7 +116,6 @@ def _compare(
     write_packed(half, trained.network, card, "float16")
     forms = {"as trained": trained, **forms, "packed, float16": open_model(half)}
     images = chosen_data(trained, data, data_dir=data_dir)
-    network = f"{card.network['backbone']}, {card.network['head'] or 'its own head'}"
     name = data or card.data["name"]
     scores = {form: model.scores(images.images) for form, model in forms.items()}
     wanted = scores["as trained"]
@@ -123,7 +124,7 @@ def _compare(
         same = answers(given, images.pairs) == answers(wanted, images.pairs)
         rows.append(
             Agreement(
-                network,
+                card.name,
                 form,
                 name,
                 len(images),

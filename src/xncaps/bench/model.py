@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
+from xncaps.bench.machine import facts
+from xncaps.bench.rows import FACTS
 from xncaps.bench.timing import interleave
 from xncaps.deploy.evaluate import chosen_data
 from xncaps.deploy.export import CALIBRATED, real_images
 from xncaps.deploy.model import Model, TorchModel, open_model
 from xncaps.deploy.packed_file import write_packed
 from xncaps.errors import InputError, RunError
+from xncaps.results import append_rows, read_rows
 from xncaps.system import cpu_name
 from xncaps.text import text_table
 
@@ -75,7 +78,7 @@ class Form:
 class ModelBench:
     """The figures of all forms of a network, and where they were measured."""
 
-    path: str
+    network: str
     cpu: str
     threads: int
     batch: int
@@ -87,26 +90,58 @@ class ModelBench:
         return asdict(self)
 
     def __str__(self) -> str:
-        heads = ["", "bytes", "p50 ms", "p90 ms", "p99 ms", "images/s", "start s", "peak MB"]
-        rows = [
-            [
-                form.name,
-                form.size,
-                *(f"{value:.3f}" for value in (form.p50, form.p90, form.p99)),
-                f"{form.throughput:,.0f}",
-                None if form.start is None else f"{form.start:.2f}",
-                None if form.memory is None else f"{form.memory / 1e6:,.0f}",
-            ]
-            for form in self.forms
-        ]
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return (
-            f"{self.path} on {self.cpu}, {threads}\n\n{text_table(heads, rows)}\n\n"
+            f"{self.network} on {self.cpu}, {threads}\n\n"
+            f"{text_table(list(HEADS), [_cells(form) for form in self.forms])}\n\n"
             f"p50 to p99: one image, over {self.calls:,} calls each, in turns.\n"
             f"images/s: in batches of {self.batch}.\n"
             f"start, peak: a new process up to its first answer, the best of {STARTS}; ONNX "
             "Runtime without PyTorch and xncaps."
         )
+
+    def to_markdown(self) -> str:
+        """The table for a document."""
+        lines = [HEADS, ("---",) * len(HEADS), *map(_cells, self.forms)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+HEADS = ("", "bytes", "p50 ms", "p90 ms", "p99 ms", "images/s", "start s", "peak MB")
+KEPT = ("network", "batch", "calls")
+COLUMNS = (*FACTS, *KEPT, *(field.name for field in fields(Form)))
+
+
+def _cells(form: Form) -> list[str]:
+    return [
+        form.name,
+        f"{form.size:,}",
+        *(f"{value:.3f}" for value in (form.p50, form.p90, form.p99)),
+        f"{form.throughput:,.0f}",
+        "-" if form.start is None else f"{form.start:.2f}",
+        "-" if form.memory is None else f"{form.memory / 1e6:,.0f}",
+    ]
+
+
+def append_model_bench(path: Path, bench: ModelBench) -> None:
+    """Add the figures to a CSV file."""
+    known = {**facts(), "threads": bench.threads, **{name: getattr(bench, name) for name in KEPT}}
+    append_rows(path, COLUMNS, ({**known, **asdict(form)} for form in bench.forms))
+
+
+def read_model_bench(path: Path) -> tuple[dict[str, str], ModelBench]:
+    """The newest figures of a file, and the facts that came with them."""
+    lines = read_rows(path)
+    last = max(line["date"] for line in lines)
+    chosen = [line for line in lines if line["date"] == last]
+    kinds: dict[str, Callable[[str], Any]] = {"name": str, "size": int, "memory": int}
+    forms = tuple(
+        Form(**{f.name: kinds.get(f.name, float)(line[f.name]) for f in fields(Form)})
+        for line in chosen
+    )
+    known = {name: chosen[0][name] for name in FACTS}
+    first = chosen[0]
+    sizes = int(first["threads"]), int(first["batch"]), int(first["calls"])
+    return known, ModelBench(first["network"], first["cpu"], *sizes, forms)
 
 
 def bench_model(
@@ -135,7 +170,7 @@ def bench_model(
     try:
         with TemporaryDirectory() as folder:
             forms = make_forms(path, Path(folder), threads, data_dir, say or (lambda line: None))
-            return _measure(path, forms, seconds, batch, threads)
+            return _measure(forms, seconds, batch, threads)
     finally:
         torch.set_num_threads(before)
 
@@ -178,9 +213,7 @@ def _onnx_forms(
     return {"ONNX Runtime": plain, "ONNX Runtime int8": quantised}
 
 
-def _measure(
-    path: Path, forms: dict[str, Model], seconds: float, batch: int, threads: int
-) -> ModelBench:
+def _measure(forms: dict[str, Model], seconds: float, batch: int, threads: int) -> ModelBench:
     noise = torch.Generator().manual_seed(0)
     inputs: dict[str, tuple[Any, Any]] = {}
     for name, model in forms.items():
@@ -215,7 +248,8 @@ def _measure(
             )
         )
     count = min(len(times) for times in single.values())
-    return ModelBench(str(path), cpu_name(), threads, batch, count, tuple(found))
+    network = next(iter(forms.values())).card.name
+    return ModelBench(network, cpu_name(), threads, batch, count, tuple(found))
 
 
 def _bytes(model: Model) -> int:

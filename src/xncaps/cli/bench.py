@@ -143,20 +143,29 @@ def bench_model(
     threads: Annotated[int, typer.Option(help="Threads to use.", min=1, max=1024)] = 1,
     data_dir: DataDir = None,
     seconds: Seconds = 10.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder whose model.csv gets the figures.", file_okay=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a trained network in PyTorch, packed, and in ONNX Runtime in float32 and int8.
 
     Example: xncaps bench model runs/first
     """
+    from xncaps.bench.model import append_model_bench
     from xncaps.bench.model import bench_model as measure
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work
     outcome = measure(
         model, seconds=seconds, batch=batch_size, threads=threads, data_dir=data_dir, say=say
     )
+    if out is not None:
+        append_model_bench(out / "model.csv", outcome)
     _print(outcome, as_json)
 
 

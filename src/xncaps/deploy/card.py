@@ -69,6 +69,11 @@ class Card:
             raise InputError(message(where, "options", requirement, brief(options)))
 
     @property
+    def name(self) -> str:
+        """What the network is called: ``convnet, xnodr``."""
+        return ", ".join(filter(None, (self.network["backbone"], self.network["head"])))
+
+    @property
     def image_size(self) -> int:
         """The side of the images that the network takes."""
         return int(self.network["image_size"])

@@ -54,9 +54,7 @@ class Predictor:
             an image whose ground is light where its training images' was dark, and the other way
             round.
 
-    >>> predictor = Predictor("model.safetensors")  # doctest: +SKIP
-    >>> predictor("digit.png").classes  # doctest: +SKIP
-    ('7',)
+    ``Predictor("digits.safetensors")("digit.png").classes`` is ``("7",)``.
     """
 
     def __init__(
