@@ -47,7 +47,7 @@ def test_the_walk_ends_where_it_says(said: str) -> None:
     assert f"digit.png: {label}   {label} 0." in said
     assert f"('{label}',)" in said
     assert f"ONNX Runtime sees a {label}\n" in said
-    assert said.count("\naccuracy ") == 2
+    assert said.count("\n1,000 test images of sample\n") == 2
     assert re.search(r"largest difference \d\.\d+e-\d+ over", said)
     assert re.search(r"in float32, [\d.]+% in int8\n", said)
     assert "ONNX Runtime int8" in said

@@ -47,9 +47,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too leaves nothing behind
         temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     _sync_folder(path.parent)
 
 
