@@ -88,7 +88,8 @@ def test_append_is_counted_without_a_warning_in_the_way(
         ("paper --x", "xncaps: No such option: --x. Try 'xncaps paper --help'."),
         (
             "summary --width 1e9",
-            "xncaps: create_model: width must be a number above 0, 10,000 at most; got 1000000000.0.",
+            "xncaps: create_model: width must be a number above 0, 10,000 at most; "
+            "got 1000000000.0.",
         ),
         (
             "summary --num-classes 99999999999999999999",
