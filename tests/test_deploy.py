@@ -1,6 +1,7 @@
 """From a trained run to files and back: export, load, predict, evaluate, measure."""
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -214,16 +215,23 @@ def test_load_gives_the_network(files):
 
 
 def test_what_export_refuses(capsys, trained, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     cases = {
         ("--format", "tflite"): "'tflite' is not one of 'packed', 'onnx'",
         ("--format", "packed", "--int8"): "option must go with the format; got one that --format",
         ("--format", "onnx", "--dtype", "float16"): "option must go with the format",
         ("--format", "onnx", "--opset", "3"): "opset must be from",
-        ("--format", "packed", "--out", tmp_path): "out must be a file; got the folder",
+        ("--format", "packed", "--out", tmp_path): "which is a folder",
+        ("--format", "packed", "--out", pipe): "pipe, which is none",
+        ("--format", "onnx", "--out", trained / "config.json"): "file than the run's own",
+        ("--format", "packed", "--out", trained / "checkpoints" / "x"): "file than the run's own",
+        ("--format", "onnx", "--int8", "--out", tmp_path / "q.onnx"): "q.int8.onnx, which is a fol",
         ("--format", "packed", "--out", tmp_path / "a" / "b"): "lie in a folder that is there",
-        ("--format", "packed", "--out", trained / "model.safetensors"): "than the run's weights",
+        ("--format", "packed", "--out", trained / "model.safetensors"): "file than the run's own",
         (): "Missing option '--format'",
     }
+    (tmp_path / "q.int8.onnx").mkdir()
     before = (trained / "model.safetensors").read_bytes()
     for args, words in cases.items():
         status, out, err = call(capsys, "export", trained, *args)
@@ -231,6 +239,7 @@ def test_what_export_refuses(capsys, trained, tmp_path):
         assert words in err
         assert err.count("\n") == 1
     assert (trained / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "q.int8.onnx"]
     status, _, err = call(capsys, "export", tmp_path / "none", "--format", "packed")
     assert status == 2
     assert "must be the folder of a run" in err

@@ -31,7 +31,7 @@ SMALL = {"width": 0.25}
 CAPSULES = {**SMALL, "caps_in": 8}
 
 
-ODD_NAMES = ("null", "eins", 'zw"ei', "drei\n", "vièr", "五", "6", "7", "8", "9")
+ODD_NAMES = ("null", "eins", 'zw"ei', "drei drei", "vièr", "五", "6", "7", "8", "9")
 
 
 class Case(NamedTuple):

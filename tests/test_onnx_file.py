@@ -229,7 +229,7 @@ def other_card(**changes: Any) -> Change:
             other_card(network_num_classes=3, facts_classes=["a", "b", "c"]),
             "it gives something else than its card says.",
         ),
-        (other_card(network_image_size=10**9), "card: images must be at most 4096 px wide; .*"),
+        (other_card(network_image_size=10**9), "card: images must be at most 1024 px wide; .*"),
         (other_card(facts_std=["x"]), "card: text must hold what xncaps writes; .*"),
     ],
 )

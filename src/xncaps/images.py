@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from xncaps.errors import RunError
+from xncaps.errors import InputError, RunError, message
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 GRAY_MODES = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+COLOUR_MODES = ("RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "CMYK", "YCbCr")
 
 Pixels = NDArray[np.uint8]
 
@@ -50,6 +51,10 @@ def to_pixels(image: Image.Image, channels: int) -> Pixels:
     Transparent parts become white; if only one channel is wanted and what can be seen is light,
     they become black, so that it stays visible.
     """
+    if 0 in image.size:
+        raise InputError(message("image", "size", "be of at least one pixel", image.size))
+    if image.mode not in (*GRAY_MODES, *COLOUR_MODES):  # Pillow knows a way to RGB, if to any
+        image = image.convert("RGB")
     if image.mode.startswith("I") or image.mode == "F":
         image = _eight_bits(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:

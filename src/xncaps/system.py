@@ -40,19 +40,20 @@ def cpu_name() -> str:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that at every instant there is the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    target = Path(os.path.realpath(path))  # what a link points to
+    temporary = target.with_name(f".{target.name}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except BaseException as error:  # Ctrl-C too leaves nothing behind
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
-    _sync_folder(path.parent)
+    _sync_folder(target.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,6 +1,35 @@
-"""Tables as plain text, for terminals and logs."""
+"""Tables as plain text, for terminals and logs; and JSON that every reader takes."""
 
+import json
+import math
 from collections.abc import Sequence
+from typing import Any
+
+
+def json_text(values: Any) -> str:
+    """Values as indented JSON in plain ASCII; what is no finite number becomes null.
+
+    >>> json_text([1.5, float("nan")])
+    '[\\n  1.5,\\n  null\\n]'
+    """
+    return json.dumps(_finite(values), indent=2, allow_nan=False)
+
+
+def shown(text: str) -> str:
+    """A text as a terminal can show it on one line.
+
+    >>> shown("a\\nb")
+    'a\\\\nb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def text_table(

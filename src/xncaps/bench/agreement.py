@@ -97,6 +97,8 @@ def compare_forms(
     facts, found = machine_facts(), []
     for path in runs:
         tell(str(path))
+        if not path.is_dir():
+            raise InputError(message("agreement", "RUN", "be the folder of a run", str(path)))
         with TemporaryDirectory() as folder:
             rows = _compare(path, Path(folder), data, data_dir, tell)
         found += rows
@@ -109,9 +111,8 @@ def _compare(
     path: Path, folder: Path, data: str | None, data_dir: Path | None, say: Say
 ) -> list[Agreement]:
     forms = make_forms(path, folder, 1, data_dir, say)
-    trained = forms.pop("PyTorch", None)
-    if not isinstance(trained, TorchModel):
-        raise InputError(message("agreement", "RUN", "be the folder of a run", str(path)))
+    trained = forms.pop("PyTorch")
+    assert isinstance(trained, TorchModel)
     card, half = trained.card, folder / "half.safetensors"
     write_packed(half, trained.network, card, "float16")
     forms = {"as trained": trained, **forms, "packed, float16": open_model(half)}

@@ -1,6 +1,5 @@
 """``xncaps bench``: stopwatches."""
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from xncaps.cli.display import clock
 from xncaps.errors import InputError, message
+from xncaps.text import json_text
 from xncaps.training import Config, check_extra, recipe
 
 RESULTS = Path("results")
@@ -204,4 +204,4 @@ def _load(config: Config, data_dir: Path | None) -> Any:
 
 
 def _print(outcome: Any, as_json: bool) -> None:
-    typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
+    typer.echo(json_text(outcome.to_dict()) if as_json else str(outcome))

@@ -1,13 +1,12 @@
 """``xncaps evaluate``: how good a trained network is."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xncaps.cli.display import make_display
-from xncaps.text import text_table
+from xncaps.text import json_text, shown, text_table
 
 
 def evaluate(
@@ -45,7 +44,7 @@ def evaluate(
     name = data or opened.card.data["name"]
     if as_json:
         source = {"model": str(model), "kind": opened.kind, "data": name, "split": split}
-        typer.echo(json.dumps({**source, **outcome.to_dict()}, indent=2))
+        typer.echo(json_text({**source, **outcome.to_dict()}))
         return
     names = {"top1": "accuracy", "paper_top2": "the paper's top-2"}
     typer.echo(f"{outcome.count:,} {split} images of {name}")
@@ -55,7 +54,7 @@ def evaluate(
         typer.echo(f"{names.get(metric, metric.replace('_', ' '))} {value:.2%}")
     rows = [
         [
-            row["class"],
+            shown(row["class"]),
             row["count"],
             *(None if row[key] is None else f"{row[key]:.2%}" for key in ("recall", "precision")),
         ]

@@ -1,6 +1,5 @@
 """``xncaps export``: a trained network as a file that is ready to ship."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from xncaps.errors import InputError, message
+from xncaps.text import json_text
 
 
 class Format(StrEnum):
@@ -41,7 +41,7 @@ def export(
         bool, typer.Option("--normalise", help="Of ONNX: take pixels from 0 to 255.")
     ] = False,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Of ONNX: the backbone in int8 as well, in a file more.")
+        bool, typer.Option("--int8", help="Of ONNX: write a second file, its backbone in int8.")
     ] = False,
     opset: Annotated[
         int | None, typer.Option(help="Of ONNX: the version of its operators.")
@@ -70,4 +70,4 @@ def export(
             run, out, normalise=normalise, int8=int8, opset=opset, data_dir=data_dir, say=say
         )
     )
-    typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
+    typer.echo(json_text(outcome.to_dict()) if as_json else str(outcome))

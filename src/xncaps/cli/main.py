@@ -10,6 +10,7 @@ import typer
 
 from xncaps import __version__
 from xncaps.errors import InputError, RunError
+from xncaps.text import shown
 
 COMMANDS = ("train", "evaluate", "predict", "export", "summary", "paper", "bench")
 """Each is a module of this package, and in it what the command does."""
@@ -81,7 +82,7 @@ def main(args: list[str] | None = None) -> int:
 def _say(line: str, status: int) -> int:
     rank = os.environ.get("RANK", "0")
     process = f" process {rank}:" if rank != "0" else ""
-    typer.echo(f"xncaps:{process} {' '.join(line.split())}", err=True)
+    typer.echo(shown(f"xncaps:{process} {' '.join(line.split())}"), err=True)
     return status
 
 

@@ -1,12 +1,12 @@
 """``xncaps predict``: what a trained network sees in image files."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xncaps.errors import RunError
+from xncaps.text import json_text, shown
 
 
 def predict(
@@ -34,26 +34,31 @@ def predict(
 
     def line(prediction: Prediction) -> str:
         scores = list(prediction.scores.items())[: max(top, len(prediction.classes))]
-        shown = "  ".join(f"{name} {value:.3f}" for name, value in scores)
+        values = "  ".join(f"{name} {value:.3f}" for name, value in scores)
         note = "  (negative taken)" if prediction.inverted else ""
-        return f"{prediction.path}: {' and '.join(prediction.classes)}   {shown}{note}"
+        return shown(f"{prediction.path}: {' and '.join(prediction.classes)}   {values}{note}")
 
     opened = open_model(model, lambda text: typer.echo(text, err=True))
     predictor = Predictor(opened, invert=invert)
-    found, problems = [], 0
-    for path in image_files(images):
+    found: list[Prediction] = []
+    problems = 0
+
+    def tell(error: RunError) -> None:
+        nonlocal problems
+        problems += 1
+        typer.echo(f"xncaps: {' '.join(str(error).split())}", err=True)
+
+    for path in image_files(images, tell):
         try:
-            prediction = predictor(path)
+            found.append(predictor(path))
         except RunError as error:
-            typer.echo(f"xncaps: {error}", err=True)
-            problems += 1
+            tell(error)
             continue
-        found.append(prediction)
         if not as_json:
-            typer.echo(line(prediction))
+            typer.echo(line(found[-1]))
     if as_json:
         kind = "lengths" if opened.card.scores == "lengths" else "probabilities"
         values = {"scores": kind, "predictions": [each.to_dict() for each in found]}
-        typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
+        typer.echo(json_text(values))
     if problems:
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ import typer
 from xncaps.cli.display import make_display
 from xncaps.errors import InputError, message
 from xncaps.losses import LOSSES
+from xncaps.text import json_text
 from xncaps.training import RECIPES, Config, check_extra, recipe
 from xncaps.training.config import OPTIMIZERS, SCHEDULES
 from xncaps.training.run import Folder, read_config
@@ -152,7 +153,7 @@ def train(
             )
         text, values = f"test accuracy {outcome}\n{folder / NAME}", outcome.to_dict()
     if first:
-        typer.echo(json.dumps(values, indent=2) if as_json else text)
+        typer.echo(json_text(values) if as_json else text)
 
 
 def _text(result: Any) -> str:

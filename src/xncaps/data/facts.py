@@ -1,7 +1,6 @@
 """What a network's user must know of the data it was trained on."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +8,9 @@ from typing import Any
 from xncaps.data.batches import Preprocess
 from xncaps.data.dataset import Splits
 from xncaps.images import ground_of
+
+MOST_NUMBER = 1e30
+"""Above it, numbers of an image would overflow."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Facts:
         numbers = [*self.mean, *self.std]
         right = (
             all(isinstance(text, str) for text in (self.name, self.ground, *self.classes))
+            and len(set(self.classes)) == len(self.classes) > self.pairs
             and isinstance(self.pairs, bool)
             and isinstance(self.fingerprint, dict)
-            and all(isinstance(size, int) and 0 < size < 2**15 for size in self.shape)
+            and all(type(size) is int and 0 < size < 2**15 for size in self.shape)
             and (len(self.shape), len(self.std), len(self.counts)) == (3, channels, 3)
             and self.shape[0] == channels
-            and len(self.classes) > 0
-            and all(isinstance(value, float) and math.isfinite(value) for value in numbers)
-            and min(self.std) >= 0
+            and all(isinstance(value, float) and abs(value) < MOST_NUMBER for value in numbers)
+            and all(each == 0 or each > 1 / MOST_NUMBER for each in self.std)
         )
         if not right:
             raise TypeError("values of the wrong kind")

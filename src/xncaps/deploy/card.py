@@ -8,15 +8,16 @@ from typing import Any
 
 from xncaps.data import Facts, Preprocess
 from xncaps.errors import InputError, brief, check_choice, check_size, message
+from xncaps.heads import HEADS
 from xncaps.losses import LOSSES
-from xncaps.models import create_model
+from xncaps.models import MODELS, create_model
 from xncaps.networks import Classifier
 
 NETWORK = ("backbone", "head", "num_classes", "in_channels", "image_size", "attach")
 DATA = ("name", "image_size", "train_count", "validation", "skip_unreadable")
-MOST_SIDE = 4096
-MOST_NUMBERS = 64
-"""Pixels along a side, and numbers in a list of options: a card is not believed unchecked."""
+MOST_SIDE, MOST_ITERATIONS, MOST_NUMBERS = 1024, 1000, 64
+"""Of a card in a file: pixels along a side, routing iterations, numbers in a list of options. What
+somebody else has written must not cost more time or memory than networks do."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,13 @@ class Card:
         check_choice(where, "loss", self.loss, LOSSES)
         if not isinstance(self.normalised, bool):
             raise InputError(message(where, "normalised", "be true or false", self.normalised))
-        side = check_size(where, "image_size", self.network["image_size"])
-        if max(side, *self.facts.shape[1:]) > MOST_SIDE:
-            requirement = f"be at most {MOST_SIDE} px wide"
-            raise InputError(message(where, "images", requirement, max(side, *self.facts.shape)))
+        check_choice(where, "backbone", self.network["backbone"], MODELS)
+        if self.network["head"] is not None:
+            check_choice(where, "head", self.network["head"], HEADS)
+        check_size(where, "image_size", self.network["image_size"])
+        if self.facts.shape[0] not in (1, 3):
+            channels = self.facts.shape[0]
+            raise InputError(message(where, "images", "have 1 channel or 3", channels))
         sizes = self.network["num_classes"], self.network["in_channels"]
         if sizes != (len(self.facts.classes), self.facts.shape[0]):
             requirement = "have the classes and channels of its data"
@@ -86,8 +90,23 @@ class Card:
             return Preprocess((0.0,) * channels, (1 / 255,) * channels, self.image_size)
         return self.facts.preprocess(self.image_size)
 
+    def check_portable(self) -> None:
+        """Refuse what must not stand in files: names that hide, and what would cost too much."""
+        for name in self.facts.classes:
+            if not name.isprintable():
+                requirement = "have names that can be shown"
+                raise InputError(message("card", "classes", requirement, ascii(name)))
+        where, side = "card", max(self.image_size, *self.facts.shape[1:])
+        if side > MOST_SIDE:
+            raise InputError(message(where, "images", f"be at most {MOST_SIDE} px wide", side))
+        iterations = self.network["options"].get("iterations", 1)
+        if not isinstance(iterations, int) or iterations > MOST_ITERATIONS:
+            requirement = f"be at most {MOST_ITERATIONS}"
+            raise InputError(message(where, "iterations", requirement, iterations))
+
     def portable(self) -> "Card":
-        """Without the names of folders on the machine that it was trained on."""
+        """As it goes into files: without the names of folders of the one who trained it."""
+        self.check_portable()
         kind, has_path, _ = self.facts.name.partition(":")
         if not has_path:
             return self
@@ -107,8 +126,9 @@ class Card:
         """Of JSON that nobody has checked; one line says what is wrong with it."""
         try:
             values = json.loads(text)
-            facts = Facts.from_dict(values.pop("facts"))
-            return cls(facts=facts, **values)
+            card = cls(facts=Facts.from_dict(values.pop("facts")), **values)
+            card.check_portable()
+            return card
         except InputError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:

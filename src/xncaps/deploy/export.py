@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xncaps.data import Dataset
 from xncaps.deploy.card import Card
 from xncaps.deploy.evaluate import chosen_data
 from xncaps.deploy.model import TorchModel, card_of
 from xncaps.deploy.packed_file import read_packed, write_packed
 from xncaps.errors import InputError, RunError, message
 from xncaps.evaluation import evaluate_scores, main_metric
-from xncaps.training.run import load_run
+from xncaps.training.run import Folder, load_run
 
 CHECKED, CALIBRATED = 64, 256
 """Images that an ONNX file is compared on, and that the ranges of int8 are measured on."""
@@ -146,6 +147,11 @@ def export_onnx_files(
 
     model, path = _open(run, out, say)
     card = model.card.portable()
+    data: tuple[Dataset, Dataset] | None = None
+    if int8:  # before anything is written
+        _check_out(int8_path(path), Folder(model.path))
+        train, test = (chosen_data(model, split=s, data_dir=data_dir) for s in ("train", "test"))
+        data = train, test
     images = real_images(model, data_dir, say)
     opset = OPSET if opset is None else opset
     difference = export_onnx(
@@ -154,9 +160,7 @@ def export_onnx_files(
     outcome = OnnxExport(
         str(path), path.stat().st_size, opset, normalise, str(difference), difference.largest
     )
-    if not int8:
-        return outcome
-    return replace(outcome, int8=_int8(model, path, card, data_dir))
+    return outcome if data is None else replace(outcome, int8=_int8(path, card, *data))
 
 
 def _open(
@@ -164,15 +168,30 @@ def _open(
 ) -> tuple[TorchModel, Path]:
     loaded = load_run(run, say)
     path = Path(out)
-    if path.is_dir():
-        raise InputError(message("export", "out", "be a file", f"the folder {path}"))
+    _check_out(path, loaded.folder)
+    for name, tensor in loaded.network.state_dict().items():
+        if not tensor.isfinite().all():
+            raise RunError(f"{run}: holds numbers that are not finite, in {name!r}: train it anew.")
+    return TorchModel(card_of(loaded), loaded.folder.path, "run", loaded.network), path
+
+
+def _check_out(path: Path, folder: Folder) -> None:
+    """Refuse a place where no file can go, or where the run keeps one of its own."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "none"
+        raise InputError(message("export", "out", "be a file", f"{path}, which is {kind}"))
     if not path.parent.is_dir():
         raise InputError(message("export", "out", "lie in a folder that is there", str(path)))
-    if path.exists() and loaded.folder.weights.exists() and path.samefile(loaded.folder.weights):
-        hint = "They are what the run's folder is read from."
-        requirement = "be another file than the run's weights"
-        raise InputError(message("export", "out", requirement, str(path), hint))
-    return TorchModel(card_of(loaded), loaded.folder.path, "run", loaded.network), path
+    place = path.resolve()
+    own = [each.resolve() for each in vars(folder).values() if each != folder.path]
+    if any(place == each or each in place.parents for each in own):
+        requirement = "be another file than the run's own"
+        raise InputError(message("export", "out", requirement, str(path)))
+
+
+def int8_path(path: Path) -> Path:
+    """Where the int8 file goes that belongs to an ONNX file."""
+    return path.with_name(f"{path.name.removesuffix('.onnx')}.int8.onnx")
 
 
 def real_images(
@@ -189,17 +208,13 @@ def real_images(
         return torch.randint(0, 256, shape, generator=noise, dtype=torch.uint8)
 
 
-def _int8(
-    model: TorchModel, path: Path, card: Card, data_dir: str | os.PathLike[str] | None
-) -> dict[str, Any]:
+def _int8(path: Path, card: Card, train: Dataset, test: Dataset) -> dict[str, Any]:
     """Write the int8 file; its bytes, and the accuracy of both files on the run's test images."""
     from xncaps.deploy.onnx_int8 import quantise
     from xncaps.deploy.onnx_model import open_onnx
 
-    learned = chosen_data(model, split="train", data_dir=data_dir).images
-    test = chosen_data(model, data_dir=data_dir)
-    other = path.with_suffix(".int8.onnx")
-    quantise(path, other, learned[:: max(len(learned) // CALIBRATED, 1)][:CALIBRATED], card)
+    other, step = int8_path(path), max(len(train) // CALIBRATED, 1)
+    quantise(path, other, train.images[::step][:CALIBRATED], card)
     metric = main_metric(card.facts.pairs)
     found = {}
     for name, file in (("before", path), ("after", other)):

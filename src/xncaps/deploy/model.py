@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xncaps.deploy.card import DATA, Card
 from xncaps.deploy.packed_file import read_packed
-from xncaps.errors import InputError, message
+from xncaps.errors import InputError, InputTypeError, RunError, message
 from xncaps.networks import Classifier
 
 BATCH = 256
@@ -69,6 +69,8 @@ def open_model(
         say: told what is noteworthy, such as that a run has not ended.
         threads: that ONNX Runtime uses; as many as PyTorch if 0.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(message("open", "MODEL", "be a path", type(path).__name__))
     path = Path(path)
     if path.is_dir():
         return _open_run(path, say)
@@ -76,12 +78,26 @@ def open_model(
         got = f"{str(path)!r}, which is {'no file' if path.exists() else 'not there'}"
         requirement = "be the folder of a run, a packed file or an ONNX file"
         raise InputError(message("open", "MODEL", requirement, got))
-    if path.suffix.lower() == ".onnx":
+    if _is_onnx(path):
         from xncaps.deploy.onnx_model import open_onnx
 
         return open_onnx(path, threads or torch.get_num_threads())
     card, network = read_packed(path)
     return TorchModel(card, path, "packed", network)
+
+
+def _is_onnx(path: Path) -> bool:
+    """By its first bytes; of a file that shows neither form, by its name."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}.") from None
+    if start[8:] == b"{":  # safetensors: the length of a JSON object, then the object
+        return False
+    if path.suffix.lower() in (".onnx", ".safetensors"):
+        return path.suffix.lower() == ".onnx"
+    return start[:1] == b"\x08"  # ONNX: the field with the version of its format
 
 
 def _open_run(path: Path, say: Callable[[str], None] | None) -> TorchModel:

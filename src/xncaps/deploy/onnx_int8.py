@@ -63,7 +63,12 @@ def quantise(
         raise RunError(f"{path}: cannot be quantised: its backbone has no layer of floats.")
     preprocess = replace(card, normalised=given.normalised).preprocess
     with TemporaryDirectory(prefix="xncaps-") as folder, _quiet():
-        made = _quantised(content, nodes, preprocess(calibration[:CALIBRATED]), Path(folder))
+        pixels = preprocess(calibration[:CALIBRATED])
+        try:
+            made = _quantised(content, nodes, pixels, Path(folder))
+        except Exception as error:  # the tool asserts and raises whatever it meets
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RunError(f"{path}: cannot be quantised: {reason[:200]}.") from None
     model = onnx.load_from_string(made)
     _drop_unused_domains(model)
     check_standard(model, opset)

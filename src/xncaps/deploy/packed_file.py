@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from xncaps.deploy.card import Card
 from xncaps.deploy.pack import SCALE_TYPES, pack
-from xncaps.errors import InputError, RunError, look_up
+from xncaps.errors import InputError, RunError, look_up, message
 from xncaps.networks import Classifier
 from xncaps.system import write_whole
 
 FORMAT, VERSION = "xncaps-packed", "1"
 ZEROS = "0" * 64
-MOST_HEADER = 2**22
+MOST_HEADER = 2**20
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8", torch.int64: "I64"}
 
 
@@ -44,10 +44,13 @@ def write_packed(
     """
     number = look_up("export", "dtype", dtype, SCALE_TYPES)
     packed = pack(network, scales=dtype)
-    tensors = {
-        name: (tensor.to(number) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in packed.state_dict().items()
-    }
+    tensors = {}
+    for name, tensor in packed.state_dict().items():
+        written = tensor.to(number) if tensor.is_floating_point() else tensor
+        if not torch.equal(written.isfinite(), tensor.isfinite()):
+            requirement = f"be float32 for numbers above 65504, as in {name!r}"
+            raise InputError(message("export", "dtype", requirement, repr(dtype)))
+        tensors[name] = written.contiguous()
     write_whole(Path(path), _file(tensors, card, dtype))
     return packed  # type: ignore[return-value]
 

@@ -1,7 +1,7 @@
 """What a trained network sees in images: arrays, pictures or files."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ class Predictor:
         Args:
             images: one image, or a list, a tuple or an array of several. An image is the path of a
                 file, a Pillow image, or an array or tensor of bytes, or of floats from 0 to 1:
-                ``(height, width)`` or ``(height, width, channels)``.
+                ``(height, width)`` or ``(height, width, channels)``; a tensor also with its
+                channels first.
 
         Returns:
             A :class:`Prediction`, or a list of them.
@@ -105,6 +106,8 @@ class Predictor:
     def _predict(self, read: Sequence[tuple[Tensor, bool, Path | None]]) -> list[Prediction]:
         facts = self.model.card.facts
         scores = self.model.scores(torch.stack([image for image, _, _ in read]))
+        if not scores.isfinite().all():
+            raise RunError(f"{self.model.path}: gives scores that are not finite numbers.")
         seen = answers(scores, facts.pairs).tolist()
         values = scores if self.model.card.scores == "lengths" else scores.softmax(dim=1)
         order = values.argsort(dim=1, descending=True, stable=True).tolist()
@@ -124,18 +127,34 @@ def _several(images: Any) -> list[Any] | None:
     if isinstance(images, list | tuple):
         return list(images)
     if isinstance(images, Tensor):
-        images = images.detach().cpu().numpy()
+        images = _array(images)
     if not isinstance(images, np.ndarray):
         return None
     has_channels = images.ndim > 2 and images.shape[-1] in (1, 3, 4)
     return list(images) if images.ndim == 3 + has_channels else None
 
 
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as an array, its channels last."""
+    try:
+        tensor = tensor.detach().cpu()
+        array: np.ndarray[Any, Any] = (
+            tensor.float() if tensor.is_floating_point() else tensor
+        ).numpy()
+    except (RuntimeError, TypeError) as error:  # such as one without memory
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputTypeError(message("Predictor", "image", "be a dense tensor", reason)) from None
+    first = {3: 0, 4: 1}.get(array.ndim)
+    if first is None or array.shape[first] not in (1, 3, 4) or array.shape[-1] in (1, 3, 4):
+        return array
+    return np.moveaxis(array, first, -1)
+
+
 def _picture(array: Any) -> Image.Image:
     """An array or a tensor as a picture."""
     where = "Predictor"
     if isinstance(array, Tensor):
-        array = array.detach().cpu().numpy()
+        array = _array(array)
     if not isinstance(array, np.ndarray):
         requirement = "be a path, a Pillow image, an array or a tensor"
         raise InputTypeError(message(where, "image", requirement, type(array).__name__))
@@ -155,13 +174,13 @@ def _picture(array: Any) -> Image.Image:
     return Image.fromarray(array.squeeze(2) if array.shape[2:] == (1,) else array)
 
 
-def image_files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths, and for folders the image files in them."""
+def image_files(paths: Sequence[Path], tell: Callable[[RunError], None]) -> Iterator[Path]:
+    """The paths, and for folders the image files in them; ``tell`` is told of empty ones."""
     for path in paths:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
             if not found:
-                raise RunError(f"{path}: holds no image ({', '.join(SUFFIXES)}).")
+                tell(RunError(f"{path}: holds no image ({', '.join(SUFFIXES)})."))
             yield from found
         else:
             yield path
