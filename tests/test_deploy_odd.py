@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import xncaps
 from cards import card_for
-from runs import command, run, small
+from runs import command, run, small, start
 from xncaps.cli.main import main
 from xncaps.deploy.packed_file import write_packed
 from xncaps.errors import RunError
@@ -49,6 +49,23 @@ def test_a_link_stays_a_link(capsys, trained, tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert xncaps.load(tmp_path / "folder" / "target").scores == "lengths"
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["target"]
+
+
+def test_a_killed_export_leaves_a_whole_file_or_none(trained, tmp_path):
+    out = tmp_path / "x.safetensors"
+    args = ["export", str(trained), "--format", "packed", "--out", str(out)]
+    for step in range(40):
+        process = start(args, tmp_path / "log")
+        process.join(step * 0.025)
+        process.kill()
+        process.join()
+        if out.exists():
+            assert xncaps.load(out).scores == "lengths"
+            out.unlink()
+        if process.exitcode == 0:
+            break
+    assert run(args, tmp_path / "log") == 0
+    assert xncaps.load(out).scores == "lengths"
 
 
 def test_files_are_known_by_their_content(capsys, trained, packed, tmp_path):

@@ -182,7 +182,7 @@ def _tell(model: nn.Module, attribute: str, value: object) -> None:
 def _reset_classifier(model: Any, *args: Any, **options: Any) -> None:
     """timm's ``reset_classifier``, after which the model is again as timm made it.
 
-    It stands on the instance as a partial of the model, which copies and pickles follow.
+    It stands on the instance as a partial of the model, which copies follow.
     """
     type(model).reset_classifier(model, *args, **options)
     for attribute in ("scores", "reset_classifier"):

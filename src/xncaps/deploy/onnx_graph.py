@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.capsules import squash
-from xncaps.deploy.fold import Folded, fold
-from xncaps.deploy.pack import make_plan
+from xncaps.deploy.pack import fold_and_replace, make_plan
 from xncaps.deploy.packed import Packed, PackedCapsules
 from xncaps.deploy.packed_xnor import PackedXnorConv2d, PackedXnorLinear
 from xncaps.layers import CapsuleLinear
@@ -222,12 +221,5 @@ def drawn(network: Classifier) -> Classifier:
     plan = make_plan(copy)
     kinds = dict(plan.packed)
     kinds.update({module: type(module) for module in copy.modules() if isinstance(module, Packed)})
-    new = {layer: DRAWN[kind](layer) for layer, kind in kinds.items()}
-    for norm, into in plan.folds.items():
-        fold(into, norm)
-        new[norm] = Folded(norm)
-    for module in list(copy.modules()):
-        for name, child in module._modules.items():
-            if child in new:
-                module._modules[name] = new[child]
+    fold_and_replace(copy, plan, {layer: DRAWN[kind](layer) for layer, kind in kinds.items()})
     return copy.eval()

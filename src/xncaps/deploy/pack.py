@@ -56,14 +56,19 @@ def pack(model: nn.Module, *, scales: str = "float32") -> nn.Module:
         new[layer] = _pack_layer(layer, kind, dtype)
     for norm in plan.affine:
         new[norm] = Affine(norm)
+    return fold_and_replace(copy, plan, new).eval()
+
+
+def fold_and_replace(model: nn.Module, plan: "Plan", new: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Fold the norms of a network, and put new modules in the place of old ones; returns it."""
     for norm, into in plan.folds.items():
         fold(into, norm)
         new[norm] = Folded(norm)
-    for module in list(copy.modules()):
+    for module in list(model.modules()):
         for name, child in module._modules.items():
             if child in new:
                 module._modules[name] = new[child]
-    return new.get(copy, copy).eval()
+    return new.get(model, model)
 
 
 @dataclass
