@@ -15,6 +15,8 @@ from PIL import Image
 
 import xncaps
 from runs import command, run, small
+from xncaps.bench.agreement import read_agreements
+from xncaps.bench.model import read_model_bench
 from xncaps.cli.main import main
 from xncaps.data import load_data
 from xncaps.deploy.evaluate import evaluate_model
@@ -303,3 +305,40 @@ def test_bench_model_of_a_file(capsys, files, monkeypatch):
     assert status == 0
     assert "packed" in out
     assert "int8" in out
+
+
+def test_bench_agreement_compares_with_the_network_itself(capsys, files, tmp_path):
+    out = tmp_path / "results"
+    status, said, err = call(capsys, "bench", "agreement", files["run"], "--out", out, "--json")
+    assert (status, err) == (0, f"{files['run']}\n")
+    rows = {row["form"]: row for row in json.loads(said)["rows"]}
+    names = ["as trained", "packed", "ONNX Runtime", "ONNX Runtime int8", "packed, float16"]
+    assert list(rows) == names
+    assert (rows["as trained"]["largest"], rows["as trained"]["agree"]) == (0, 1000)
+    data = load_data("sample").test
+    ours, theirs = (open_model(files[form]).scores(data.images) for form in ("run", "onnx"))
+    assert rows["ONNX Runtime"]["largest"] == pytest.approx((ours - theirs).abs().max(), rel=0.5)
+    assert rows["ONNX Runtime"]["agree"] == (ours.argmax(1) == theirs.argmax(1)).sum()
+    assert rows["ONNX Runtime"]["accuracy"] == pytest.approx(
+        (theirs.argmax(1) == data.labels).float().mean()
+    )
+    assert rows["ONNX Runtime int8"]["largest"] > 1e-3
+    kept = read_agreements(out / "agreement.csv")
+    assert [row.form for row in kept.rows] == names
+    assert kept.to_markdown().count("\n") == 6
+    status, _, err = call(capsys, "bench", "agreement", files["packed"])
+    assert status == 2
+    assert "RUN must be the folder of a run" in err
+
+
+def test_bench_model_keeps_its_figures(capsys, files, tmp_path, monkeypatch):
+    monkeypatch.setattr("xncaps.bench.model.STARTS", 1)
+    args = ["bench", "model", files["onnx"], "--seconds", 0.2, "--out", tmp_path / "results"]
+    status, said, _ = call(capsys, *args, "--json")
+    assert status == 0
+    _, kept = read_model_bench(tmp_path / "results" / "model.csv")
+    found = json.loads(said)
+    assert kept.forms[0].p50 == pytest.approx(found["forms"][0]["p50"], rel=1e-4)
+    assert (
+        (kept.network, kept.batch) == (found["network"], found["batch"]) == ("convnet, xnodr", 64)
+    )

@@ -97,8 +97,6 @@ def compare_forms(
     facts, found = machine_facts(), []
     for path in runs:
         tell(str(path))
-        if not path.is_dir():
-            raise InputError(message("agreement", "RUN", "be the folder of a run", str(path)))
         with TemporaryDirectory() as folder:
             rows = _compare(path, Path(folder), data, data_dir, tell)
         found += rows
@@ -110,9 +108,11 @@ def compare_forms(
 def _compare(
     path: Path, folder: Path, data: str | None, data_dir: Path | None, say: Say
 ) -> list[Agreement]:
+    trained = open_model(path, say)
+    if not isinstance(trained, TorchModel) or trained.kind != "run":
+        raise InputError(message("agreement", "RUN", "be the folder of a run", str(path)))
     forms = make_forms(path, folder, 1, data_dir, say)
-    trained = forms.pop("PyTorch")
-    assert isinstance(trained, TorchModel)
+    del forms["PyTorch"]
     card, half = trained.card, folder / "half.safetensors"
     write_packed(half, trained.network, card, "float16")
     forms = {"as trained": trained, **forms, "packed, float16": open_model(half)}

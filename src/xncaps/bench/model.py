@@ -33,7 +33,7 @@ from xncaps.system import peak_memory
 torch.set_num_threads(int(sys.argv[2]))
 model = open_model(sys.argv[1], threads=int(sys.argv[2]))
 model.scores(torch.zeros(1, *model.card.facts.shape, dtype=torch.uint8))
-print(peak_memory())
+sys.stdout.write(str(peak_memory()))
 """
 ONNX_START = """
 import sys, numpy, onnxruntime
@@ -43,9 +43,11 @@ session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExec
 shape = [1, *session.get_inputs()[0].shape[1:]]
 session.run(None, {"images": numpy.zeros(shape, numpy.float32)})
 try:
-    print(1024 * int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]))
+    status = open("/proc/self/status").read()
+    peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
 except OSError:
-    print(0)
+    peak = 0
+sys.stdout.write(str(peak))
 """
 STARTS = 3
 
