@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench_cases import facts, read
-from xncaps import kernels
+from xncaps import kernels, system
 from xncaps.bench import machine, ort, plan, steps
 from xncaps.bench.baselines import (
     FC_STACKS,
@@ -197,17 +197,17 @@ def test_cache_sizes(tmp_path: Path) -> None:
 
 
 def test_commit_is_that_of_this_code_only(tmp_path: Path) -> None:
-    assert machine.commit(tmp_path) == ""
+    assert system.commit(tmp_path) == ""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "site").mkdir()
-    assert machine.commit(tmp_path / "site") == ""  # a package that git knows nothing of
+    assert system.commit(tmp_path / "site") == ""  # a package that git knows nothing of
     (tmp_path / "a.py").write_text("1")
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["add", "a.py"], [*who, "commit", "-qm", "one"]):
         subprocess.run(["git", "-C", tmp_path, *words], check=True)
-    assert re.fullmatch(r"[0-9a-f]{7,}", machine.commit(tmp_path))
+    assert re.fullmatch(r"[0-9a-f]{7,}", system.commit(tmp_path))
     (tmp_path / "a.py").write_text("2")
-    assert machine.commit(tmp_path).endswith("-dirty")
+    assert system.commit(tmp_path).endswith("-dirty")
 
 
 # Memory.

@@ -44,9 +44,11 @@ ARROWS: dict[str, set[str]] = {
     "data": {"errors", "images"},
     "evaluation": {"data", "metrics"},
     "training": USE | {"counting", "text"},
+    "experiments": USE | {"kernels", "text", "training"},
     "bench": USE | {"deploy", "kernels", "text", "training"},
     "cli": MODELS
-    | {"bench", "counting", "data", "deploy", "paper", "text", "training", "__init__"},
+    | {"bench", "counting", "data", "deploy", "experiments", "paper", "text", "training"}
+    | {"__init__"},
     "__init__": MODELS | {"counting", "deploy", "errors", "finetune"},
     "__main__": {"cli"},
 }

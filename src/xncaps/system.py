@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def cpu_name() -> str:
     name = values.get("model name", platform.machine())
     family = [f"{key} {values[key]}" for key in ("cpu family", "model") if key in values]
     return f"{name} ({', '.join(family)})" if family else name
+
+
+def commit(folder: Path = Path(__file__).parent) -> str:
+    """The git commit of this very code, marked if it has been changed; empty outside a checkout."""
+    git = ["git", "-C", os.fspath(folder)]
+    try:
+        # An installed package may lie inside the checkout of something else.
+        subprocess.run([*git, "ls-files", "--error-unmatch", "."], check=True, capture_output=True)
+        said = subprocess.run(
+            [*git, "describe", "--always", "--dirty", "--exclude", "*"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return said.stdout.strip()
 
 
 def write_whole(path: Path, content: bytes) -> None:

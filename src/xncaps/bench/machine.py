@@ -10,9 +10,7 @@ are measured. The bytes are those that must move: weights, input and output, onc
 those of :func:`capsule_work`.
 """
 
-import os
 import platform
-import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,7 @@ import torch
 from xncaps import __version__, kernels
 from xncaps.bench import ort
 from xncaps.bench.baselines import ITERATIONS
-from xncaps.system import cpu_name
+from xncaps.system import commit, cpu_name
 
 EXP_FLOPS = 16
 """Of a softmax term: multiply-adds for range (2) and polynomial (5), the sum, the quotient."""
@@ -163,20 +161,3 @@ def facts() -> dict[str, Any]:
         "xncaps": __version__,
         "kernel": kernels.selected(),
     }
-
-
-def commit(folder: Path = Path(__file__).parent) -> str:
-    """The git commit of this very code, marked if it has been changed; empty outside a checkout."""
-    git = ["git", "-C", os.fspath(folder)]
-    try:
-        # An installed package may lie inside the checkout of something else.
-        subprocess.run([*git, "ls-files", "--error-unmatch", "."], check=True, capture_output=True)
-        said = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--exclude", "*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return said.stdout.strip()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated
 
@@ -55,9 +55,13 @@ def main(args: list[str] | None = None) -> int:
     """Run the command; returns 0 when done, 1 when it failed, 2 for bad usage."""
     given = sys.argv[1:] if args is None else args
     named = given[:1] if given and given[0] in COMMANDS else COMMANDS
+    return guarded(lambda: make_app(named)(given, prog_name="xncaps", standalone_mode=False))
+
+
+def guarded(command: Callable[[], int | None]) -> int:
+    """Run a command and return its status; whatever goes wrong is told in one line."""
     try:
-        app = make_app(named)
-        status: int = app(given, prog_name="xncaps", standalone_mode=False) or 0
+        status = command() or 0
         return _say("stopped.", 1) if status == CTRL_C else status
     except InputError as error:
         return _say(str(error), 2)
@@ -67,8 +71,8 @@ def main(args: list[str] | None = None) -> int:
         line = error.format_message()
         stop = "" if line.endswith((".", "?", "!")) else "."
         context = getattr(error, "ctx", None)
-        command = context.command_path if context else "xncaps"
-        return _say(f"{line}{stop} Try '{command} --help'.", error.exit_code)
+        path = context.command_path if context else "xncaps"
+        return _say(f"{line}{stop} Try '{path} --help'.", error.exit_code)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise

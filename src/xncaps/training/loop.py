@@ -44,6 +44,10 @@ from xncaps.training.stopping import StoppedError, StopRequests
 LOG_STEPS = 10
 
 
+class DivergedError(RunError):
+    """The numbers of a run are no longer any."""
+
+
 class Loop:
     """A run in progress.
 
@@ -92,10 +96,12 @@ class Loop:
         state.model.train()
         begun = saved_at = speed_from = time.perf_counter()
         seconds_before, step_before = state.seconds, state.step
+        cpu_before = state.cpu_seconds - time.process_time()
         while state.step < self.steps:
             stop = self.take_step(stops.asked)
             now = time.perf_counter()
             state.seconds = seconds_before + now - begun
+            state.cpu_seconds = cpu_before + time.process_time()
             images = (state.step - step_before) * self.batches.batch_size
             speed = images / (now - speed_from)
             self.tell(speed)
@@ -264,7 +270,7 @@ class Loop:
     def refuse(self, what: str) -> NoReturn:
         """End the run because its numbers are no longer any."""
         step = self.state.step
-        raise RunError(
+        raise DivergedError(
             f"train: {what} at step {step + 1}, in epoch {step // self.batches.steps + 1} "
             f"(learning rate {self.rate(min(step, self.steps - 1)):.3g}). {self.kept()} "
             "Try a smaller --lr, or --set clip=1."

@@ -3,6 +3,7 @@
 Nothing is pickled: what travels between processes is tensors of numbers and of bytes.
 """
 
+import atexit
 import logging
 import os
 import secrets
@@ -28,6 +29,10 @@ except ImportError:  # pragma: no cover
 
 
 AGREE_SECONDS = 300.0
+
+
+class LockedError(RunError):
+    """Another process works there."""
 
 
 def start_fabric(precision: str) -> Fabric:
@@ -65,6 +70,13 @@ def _join(rank: int, world: int) -> None:
     fresh = PrefixStore(f"xncaps/{_agree(store, rank, world)}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(backend, store=fresh, rank=rank, world_size=world)
+    # Its threads may hold tensors: freed after Python has gone, they would take the process down.
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @lru_cache(maxsize=1)
@@ -220,7 +232,7 @@ def only_writer(path: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{path.parent}: another process is training there.") from None
+                raise LockedError(f"{path.parent}: another process is training there.") from None
             except OSError:
                 pass  # a file system without locks
         yield

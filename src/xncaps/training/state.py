@@ -45,7 +45,7 @@ class State:
         self.model, self.stepper = fabric.setup(wrapped, self.optimizer)
 
         self.step = 0
-        self.seconds = 0.0
+        self.seconds = self.cpu_seconds = 0.0
         self.loss_sum = self.hit_sum = 0.0
         """Over the images of this epoch so far."""
         self.signs = weight_signs(self.objective.network)
@@ -82,6 +82,7 @@ class State:
         numbers = {
             "step": self.step,
             "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
             "loss_sum": self.loss_sum,
             "hit_sum": self.hit_sum,
         }
@@ -105,6 +106,7 @@ class State:
         device = next(self.objective.parameters()).device
         self.signs = {name: signs.to(device) for name, signs in parts.get("signs", {}).items()}
         self.step, self.seconds = checkpoint.state["step"], checkpoint.state["seconds"]
+        self.cpu_seconds = checkpoint.state.get("cpu_seconds", 0.0)
         self.loss_sum = checkpoint.state["loss_sum"]
         self.hit_sum = checkpoint.state["hit_sum"]
 

@@ -1,0 +1,28 @@
+"""The learning rate of the MNIST experiment, chosen on held-out training images.
+
+One rate for all heads: the one with the best mean. The test images have no say.
+"""
+
+from xncaps.cli.experiment import run
+from xncaps.experiments import Experiment, by_head
+
+EXPERIMENT = Experiment(
+    name="tuning-mnist",
+    base={
+        "data": "mnist",
+        "model": "convnet",
+        "attach": "features",
+        "epochs": 3,
+        "augment": {"shift": 2.0, "rotate": 10.0, "scale": 0.1},
+    },
+    variants={
+        f"{head}-{rate}": {**settings, "lr": rate}
+        for rate in (1e-3, 3e-3, 1e-2)
+        for head, settings in by_head("fc", "xnodr", "xnidr").items()
+    },
+    seeds=1,
+    tuning=True,
+)
+
+if __name__ == "__main__":
+    run(EXPERIMENT, __doc__)

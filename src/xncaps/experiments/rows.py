@@ -1,0 +1,136 @@
+"""One row for each run that has ended: what was trained, how it did, where and with what."""
+
+import json
+import platform
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xncaps import __version__, kernels
+from xncaps.errors import InputError, RunError
+from xncaps.experiments.experiment import Planned
+from xncaps.results import append_rows, read_rows
+from xncaps.system import commit, cpu_name
+from xncaps.training import Config
+
+NAME = "accuracy.csv"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run that has ended.
+
+    Args:
+        experiment, variant, seed: which run it was.
+        accuracy: on the test images: top-1, or both digits of a pair right; None for a run that
+            chose settings.
+        per_digit, top2: of pairs: the share of digits that were right, and the paper's top-2.
+        validation: accuracy on the held-out training images.
+        curve: accuracy on the held-out images after each epoch.
+        params, head_params: executed parameters of the network, and of its head.
+        minutes: of training, by the clock.
+        cpu_minutes: of training, summed over the processor's cores.
+        config: of the run.
+        date, commit, cpu, threads, python, torch, xncaps, kernel: when, where and with what.
+    """
+
+    experiment: str
+    variant: str
+    seed: int
+    accuracy: float | None
+    per_digit: float | None
+    top2: float | None
+    validation: float | None
+    curve: tuple[float, ...]
+    params: int
+    head_params: int
+    minutes: float
+    cpu_minutes: float
+    config: Config
+    date: str
+    commit: str
+    cpu: str
+    threads: int
+    python: str
+    torch: str
+    xncaps: str
+    kernel: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from all others."""
+        return self.experiment, self.variant, self.seed
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tuning: bool) -> Row:
+    """The row of a run that has just ended, from what its ``result.json`` says."""
+    test = {} if tuning else result["test"]
+    return Row(
+        *run.key,
+        accuracy=test.get("exact_pair", test.get("top1")),
+        per_digit=test.get("per_digit"),
+        top2=test.get("paper_top2"),
+        validation=result["validation_accuracy"],
+        curve=curve,
+        params=result["params"],
+        head_params=result["head_params"],
+        minutes=result["seconds"] / 60,
+        cpu_minutes=result["cpu_seconds"] / 60,
+        config=run.config,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit(),
+        cpu=cpu_name(),
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        xncaps=__version__,
+        kernel=kernels.selected(),
+    )
+
+
+def append_row(folder: Path, row: Row) -> None:
+    """Add a row to the folder's file, in one whole write."""
+    values = {name: getattr(row, name) for name in COLUMNS}
+    values["curve"] = " ".join(f"{value:.6g}" for value in row.curve)
+    values["config"] = json.dumps(row.config.to_dict(), separators=(",", ":"))
+    folder.mkdir(parents=True, exist_ok=True)
+    append_rows(folder / NAME, COLUMNS, [values])
+
+
+def read_accuracy(folder: Path) -> list[Row]:
+    """The rows of a folder, each run's newest, in the order in which they first came."""
+    path = folder / NAME
+    if not path.exists():
+        return []
+    rows: dict[tuple[str, str, int], Row] = {}
+    for number, line in enumerate(read_rows(path), start=2):
+        if None in line.values():  # cut short by a crash: the run will come again
+            continue
+        try:
+            row = _parse(line)
+        except (KeyError, TypeError, ValueError, InputError) as error:
+            what = f"line {number} is not what an experiment writes ({error})."
+            raise RunError(f"{path}: {what}") from None
+        rows[row.key] = row
+    return list(rows.values())
+
+
+def _parse(line: dict[str, str]) -> Row:
+    kinds: dict[str, Any] = {
+        "curve": lambda text: tuple(map(float, text.split())),
+        "config": lambda text: Config.from_dict(json.loads(text)),
+        **dict.fromkeys(("seed", "params", "head_params", "threads"), int),
+        **dict.fromkeys(("accuracy", "per_digit", "top2", "validation"), _number),
+        **dict.fromkeys(("minutes", "cpu_minutes"), float),
+    }
+    return Row(**{name: kinds.get(name, str)(line[name]) for name in COLUMNS})
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
