@@ -7,7 +7,7 @@ import pytest
 
 from xncaps.errors import InputError
 from xncaps.paper import TABLES, paper_tables
-from xncaps.paper.table import matches, parse
+from xncaps.paper.figures import matches, parse
 
 
 def rows(name: str) -> list[dict[str, object]]:

@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 
@@ -30,6 +32,36 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class Table:
+    """One table: ``columns`` names the cells of each row, ``notes`` say what a reader must know.
+
+    Prints as text.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[object, ...]]
+    notes: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table for JSON: each row by the names of its columns."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"name": self.name, "title": self.title, "rows": rows, "notes": self.notes}
+
+    def to_markdown(self) -> str:
+        """The table for a document, without its title and notes."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        return "\n".join(f"| {' | '.join(map(format_cell, line))} |" for line in lines)
+
+    def __str__(self) -> str:
+        parts = [f"{self.title} [{self.name}]", text_table(self.columns, self.rows)]
+        if self.notes:
+            parts.append(fill(self.notes, 100))
+        return "\n\n".join(parts)
 
 
 def text_table(

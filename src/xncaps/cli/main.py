@@ -12,7 +12,7 @@ from xncaps import __version__
 from xncaps.errors import InputError, RunError
 from xncaps.text import shown
 
-COMMANDS = ("train", "evaluate", "predict", "export", "summary", "paper", "bench")
+COMMANDS = ("train", "evaluate", "predict", "export", "summary", "paper", "results", "bench")
 """Each is a module of this package, and in it what the command does."""
 CTRL_C = 130
 """The status that typer makes of it."""

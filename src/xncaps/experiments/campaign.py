@@ -1,12 +1,14 @@
 """Runs experiments: a row for each run that ends, and none is run twice.
 
+What another experiment has trained with the same configuration is taken over from its row.
+
 A campaign may be killed at any moment and started again: runs that have a row are passed over, the
 one that was cut off goes on from its checkpoint. It may also be started several times at once; each
 process takes runs that no other one holds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -76,16 +78,18 @@ def run_experiment(
                         outcome.before.append(run)
                         continue
                     display.say(f"-- {run}")
-                    result = train(
-                        run.config,
-                        path,
-                        resume=(path / "config.json").exists(),
-                        data_dir=data_dir,
-                        display=display,
-                        stops=stops,
-                        go_on=go_on,
-                    )
-                    row = row_of(run, result.values, _curve(result), experiment.tuning)
+                    row = None if experiment.tuning else _same_elsewhere(results, run)
+                    if row is None:
+                        result = train(
+                            run.config,
+                            path,
+                            resume=(path / "config.json").exists(),
+                            data_dir=data_dir,
+                            display=display,
+                            stops=stops,
+                            go_on=go_on,
+                        )
+                        row = row_of(run, result.values, _curve(result), experiment.tuning)
                     append_row(results, row)
                     outcome.done.append(row)
                     display.say(f"-- {run}: {told(row)}")
@@ -114,6 +118,14 @@ def has_row(results: Path, run: Planned) -> bool:
 def find_row(results: Path, run: Planned) -> Row | None:
     """The row of a run, if it has ended."""
     return next((row for row in read_accuracy(results) if row.key == run.key), None)
+
+
+def _same_elsewhere(results: Path, run: Planned) -> Row | None:
+    """The row of a run if another experiment has trained the very same configuration."""
+    for row in read_accuracy(results):
+        if row.accuracy is not None and row.config == run.config:
+            return replace(row, experiment=run.experiment, variant=run.variant)
+    return None
 
 
 def repeat(run: Planned, results: Path, data_dir: Path | None, display: Display) -> bool:

@@ -20,7 +20,8 @@ from xncaps.paper.counts import (
     head_flops_of,
     part,
 )
-from xncaps.paper.table import Table, matches, parse
+from xncaps.paper.figures import matches, parse
+from xncaps.text import Table
 
 
 def accuracy() -> Table:

@@ -1,0 +1,50 @@
+"""``xncaps results``: what the experiments say."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xncaps.errors import RunError
+from xncaps.experiments import read_accuracy
+from xncaps.experiments.tables import fill_in, table_of, tables_of
+from xncaps.system import write_whole
+
+
+def results(
+    table: Annotated[
+        str | None, typer.Option(help="Only this table: an experiment's name.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print for a document.")] = False,
+    update: Annotated[
+        list[Path] | None,
+        typer.Option(help="Make the tables in this document anew. Repeatable.", dir_okay=False),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--results", help="The folder of the rows.")] = Path(
+        "results"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the tables of the experiments, made of the rows that their runs left.
+
+    Example: xncaps results --table mnist
+    """
+    rows = read_accuracy(folder)
+    if not rows:
+        raise RunError(f"{folder}: holds no rows of experiments. Run one of recipes/ first.")
+    for path in update or []:
+        before = path.read_text(encoding="utf-8")
+        after = fill_in(before, tables_of(rows))
+        if after != before:
+            write_whole(path, after.encode())
+        typer.echo(f"{path}: {'written' if after != before else 'nothing has changed'}")
+    if update:
+        return
+    tables = [table_of(rows, table)] if table else list(tables_of(rows).values())
+    if as_json:
+        typer.echo(json.dumps([each.as_dict() for each in tables], indent=2, ensure_ascii=False))
+    elif markdown:
+        typer.echo("\n\n".join(each.to_markdown() for each in tables))
+    else:
+        typer.echo("\n\n".join(str(each) for each in tables))

@@ -1,0 +1,164 @@
+"""What the rows say, as tables: generated, never typed."""
+
+from collections.abc import Sequence
+
+from xncaps.errors import InputError, look_up, message
+from xncaps.experiments.rows import Row
+from xncaps.experiments.statistics import Comparison, Spread, compare
+from xncaps.text import Table
+
+BASELINES = ("fc", "linear")
+DATA = {"sample": "sample", "mnist": "MNIST", "cifar10": "CIFAR-10", "multimnist": "MultiMNIST"}
+COMPARED = (
+    "Test accuracy in percent: mean over the seeds ± their sample standard deviation. Against "
+    "another head: the mean difference in points, seed by seed, and its 95% interval (paired "
+    "t); better and worse where it does not hold 0. Each comparison stands for itself: of twenty "
+    "without any true difference, one would come out so by chance. Minutes: processor time of a "
+    "run's training."
+)
+ONE_SEED = (
+    "One seed each, so a difference below the spread of the seeds in the main table says nothing. "
+    "Accuracy and differences in percent points on the test images."
+)
+
+
+def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
+    """All tables that the rows give, by name."""
+    tables: dict[str, Table] = {}
+    for name in dict.fromkeys(row.experiment for row in rows):
+        mine = [row for row in rows if row.experiment == name]
+        if all(row.accuracy is not None for row in mine):
+            tables[name] = experiment_table(name, mine)
+    tuning = [row for row in rows if row.accuracy is None]
+    if tuning:
+        tables["tuning"] = tuning_table(tuning)
+    return tables
+
+
+def table_of(rows: Sequence[Row], name: str) -> Table:
+    """One table; a name that no row gives is refused."""
+    return look_up("results", "table", name, tables_of(rows))
+
+
+def accuracies(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """The test accuracies of each variant by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.accuracy is not None:
+            found.setdefault(row.variant, {})[row.seed] = row.accuracy
+    return found
+
+
+def experiment_table(name: str, rows: Sequence[Row]) -> Table:
+    """One experiment: a line for each variant, compared with the baselines that it has."""
+    figures = accuracies(rows)
+    pairs = any(row.per_digit is not None for row in rows)
+    baselines = [each for each in BASELINES if each in figures]
+    several = any(len(values) > 1 for values in figures.values())
+    columns = ["variant", "loss", "parameters", "in the head", "seeds", "accuracy"]
+    columns += ["per digit", "top-2"] if pairs else []
+    columns += [f"against {each}" for each in baselines] + ["minutes"]
+    lines: list[tuple[object, ...]] = []
+    for variant, values in figures.items():
+        mine = [row for row in rows if row.variant == variant]
+        first = mine[0]
+        cells: list[object] = [variant, first.config.loss.replace("_", "-")]
+        cells += [first.params, first.head_params, len(values)]
+        cells.append(percent(Spread.of(list(values.values()))))
+        if pairs:
+            cells.append(percent(Spread.of([row.per_digit for row in mine if row.per_digit])))
+            cells.append(percent(Spread.of([row.top2 for row in mine if row.top2])))
+        for each in baselines:
+            cells.append("" if each == variant else points(compare(values, figures[each])))
+        cells.append(f"{Spread.of([row.cpu_minutes for row in mine]).mean:.1f}")
+        lines.append(tuple(cells))
+    title = f"{name}: {described(rows[0])}"
+    return Table(name, title, tuple(columns), lines, COMPARED if several else ONE_SEED)
+
+
+def described(row: Row) -> str:
+    """What all runs of an experiment share, in a line."""
+    config = row.config
+    images = f"{config.train_count:,} " if config.train_count else ""
+    size = f" at {config.image_size} px" if config.image_size else ""
+    width = config.options.get("width")
+    model = f"{config.model}{f' (width {width:g})' if width else ''}"
+    return (
+        f"{images}{DATA.get(config.data, config.data)}{size}, {model}, {config.epochs} epochs, "
+        f"{config.optimizer}, {config.schedule} up to {config.lr:g}"
+    )
+
+
+def tuning_table(rows: Sequence[Row]) -> Table:
+    """Accuracy on held-out training images for each learning rate that was tried."""
+    rates = sorted({row.config.lr for row in rows})
+    cells: dict[tuple[str, str], dict[float, float]] = {}
+    for row in rows:
+        config = row.config
+        key = DATA.get(config.data, config.data), str(config.head)
+        if row.validation is not None:
+            cells.setdefault(key, {})[config.lr] = row.validation
+    lines: list[tuple[object, ...]] = []
+    for data in dict.fromkeys(key[0] for key in cells):
+        mine = {key: values for key, values in cells.items() if key[0] == data}
+        for key, values in mine.items():
+            lines.append((*key, *(_percent(values.get(rate)) for rate in rates)))
+        means = [_mean([values.get(rate) for values in mine.values()]) for rate in rates]
+        lines.append((data, "mean", *map(_percent, means)))
+    return Table(
+        "tuning",
+        "Learning rates, judged on 5,000 held-out training images",
+        ("data", "head", *(f"{rate:g}" for rate in rates)),
+        lines,
+        "Accuracy in percent after the few epochs of the tuning recipes, one seed.",
+    )
+
+
+def percent(spread: Spread) -> str:
+    """A spread of shares in percent.
+
+    >>> percent(Spread(0.9948, 0.0005, 5)), percent(Spread(0.9948, None, 1))
+    ('99.48 ± 0.05', '99.48')
+    """
+    text = f"{100 * spread.mean:.2f}"
+    return text if spread.deviation is None else f"{text} ± {100 * spread.deviation:.2f}"
+
+
+def points(comparison: Comparison | None) -> str:
+    """A difference of shares in points, its interval, and what it means.
+
+    >>> points(Comparison(0.0012, 0.0005, 0.0019, 5))
+    '+0.12 [+0.05, +0.19] better'
+    """
+    if comparison is None:
+        return ""
+    text = f"{100 * comparison.difference:+.2f}"
+    if comparison.low is None or comparison.high is None:
+        return text
+    text += f" [{100 * comparison.low:+.2f}, {100 * comparison.high:+.2f}]"
+    return text if comparison.verdict == "open" else f"{text} {comparison.verdict}"
+
+
+def fill_in(text: str, tables: dict[str, Table]) -> str:
+    """A document with the blocks ``<!-- table: NAME -->`` ... ``<!-- end -->`` made anew.
+
+    Blocks of other names, which other commands make, are left alone.
+    """
+    for name, table in tables.items():
+        mark = f"<!-- table: {name} -->\n"
+        before, found, rest = text.partition(mark)
+        if found:
+            _, end, after = rest.partition("<!-- end -->")
+            if not end:
+                raise InputError(message("results", mark.strip(), "have an end", "none"))
+            text = f"{before}{mark}{table.to_markdown()}\n{end}{after}"
+    return text
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.2f}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return Spread.of(known).mean if len(known) == len(values) else None
