@@ -39,16 +39,16 @@ ARROWS: dict[str, set[str]] = {
     # What counting takes of deploy is pack, which knows of none of the following.
     "deploy": USE | {"kernels", "training"},
     "counting": LAYERS | {"costs", "deploy", "text"},
-    "paper": MODELS | {"counting", "text"},
+    "paper": MODELS | {"counting", "experiments", "text"},
     "images": {"errors"},
     "data": {"errors", "images"},
     "evaluation": {"data", "metrics"},
     "training": USE | {"counting", "text"},
-    "experiments": USE | {"kernels", "text", "training"},
+    "experiments": USE | {"bench", "deploy", "kernels", "text", "training"},
     "bench": USE | {"deploy", "kernels", "text", "training"},
     "cli": MODELS
     | {"bench", "counting", "data", "deploy", "experiments", "paper", "text", "training"}
-    | {"__init__"},
+    | {"__init__", "system"},
     "__init__": MODELS | {"counting", "deploy", "errors", "finetune"},
     "__main__": {"cli"},
 }

@@ -169,6 +169,33 @@ def bench_model(
     _print(outcome, as_json)
 
 
+@bench.command("heads")
+def bench_heads(
+    seconds: Seconds = 2.0,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--results", help="The folder with the experiments' rows; its latency.csv gets ours."
+        ),
+    ] = RESULTS,
+    as_json: Json = False,
+) -> None:
+    """Time the packed heads of the experiments in results/, on one thread.
+
+    Example: xncaps bench heads
+    """
+    from xncaps.experiments import read_accuracy
+    from xncaps.experiments.latency import append_latencies, latency_table, measure_heads
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=True)
+
+    latencies = measure_heads(read_accuracy(folder), seconds, tell)
+    append_latencies(folder, latencies)
+    table = latency_table(latencies)
+    typer.echo(json_text(table.as_dict()) if as_json else str(table))
+
+
 @bench.command("agreement")
 def bench_agreement(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],

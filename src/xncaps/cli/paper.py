@@ -1,10 +1,12 @@
 """``xncaps paper``: every table of the paper beside ours."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xncaps.experiments import read_accuracy
 from xncaps.paper import TABLES, paper_tables
 
 
@@ -12,13 +14,16 @@ def paper(
     table: Annotated[
         str | None, typer.Option(help=f"Only this table: {', '.join(TABLES)}.")
     ] = None,
+    results: Annotated[
+        Path, typer.Option(help="The folder with the rows of our experiments.")
+    ] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print every table of the paper, its figures beside ours.
 
     Example: xncaps paper --table params
     """
-    tables = paper_tables(table)
+    tables = paper_tables(table, read_accuracy(results))
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in tables], indent=2, ensure_ascii=False))
     else:

@@ -10,6 +10,7 @@ from xncaps.errors import RunError
 from xncaps.experiments import read_accuracy
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.system import write_whole
+from xncaps.training import check_extra
 
 
 def results(
@@ -20,6 +21,9 @@ def results(
     update: Annotated[
         list[Path] | None,
         typer.Option(help="Make the tables in this document anew. Repeatable.", dir_okay=False),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw the pictures into this folder.", file_okay=False)
     ] = None,
     folder: Annotated[Path, typer.Option("--results", help="The folder of the rows.")] = Path(
         "results"
@@ -39,7 +43,16 @@ def results(
         if after != before:
             write_whole(path, after.encode())
         typer.echo(f"{path}: {'written' if after != before else 'nothing has changed'}")
-    if update:
+    if plots is not None:
+        check_extra()
+        from xncaps.experiments.latency import read_latencies
+        from xncaps.experiments.plots import draw_all
+
+        plots.mkdir(parents=True, exist_ok=True)
+        for name, picture in draw_all(rows, read_latencies(folder)).items():
+            write_whole(plots / name, picture)
+            typer.echo(f"{plots / name}")
+    if update or plots:
         return
     tables = [table_of(rows, table)] if table else list(tables_of(rows).values())
     if as_json:

@@ -1,11 +1,10 @@
-"""Every table of the paper, its figures beside ours."""
+"""The tables of the paper that are counted, its figures beside ours."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from xncaps.errors import look_up
 from xncaps.layers import XnIDR
 from xncaps.models import create_model
 from xncaps.paper import formulas, published
@@ -24,42 +23,12 @@ from xncaps.paper.figures import matches, parse
 from xncaps.text import Table
 
 
-def accuracy() -> Table:
-    """Accuracy of all models on the three data sets."""
-    columns = ["method"]
-    for data_set in published.DATA_SETS:
-        columns += [data_set, f"{data_set} measured"]
-    figures = {**published.CITED_ACCURACY, **published.ACCURACY}
-    rows = [
-        (method, *(cell for figure in row for cell in (figure, None)))
-        for method, row in figures.items()
-    ]
-    return Table(
-        "accuracy",
-        "Accuracy: MNIST and CIFAR-10 top-1, MultiMNIST top-2",
-        tuple(columns),
-        rows,
-        "Published figures; none is measured yet. Behind the last six stand ImageNet-"
-        "pretrained backbones, inputs enlarged to 224 px (MultiMNIST 108 px), and on CIFAR-10 "
-        "augmentation for the capsule variants only, and 30 epochs instead of 80 for the "
-        "ResNet-50 baseline. The published MultiMNIST "
-        "test images show digits seen in training, and its top-2 looks at the lower of the "
-        "two digits only.",
-    )
-
-
-def cifar10() -> Table:
-    """CIFAR-10 accuracy against cited papers."""
-    rows = [(model, figure, None) for model, figure in published.CIFAR10.items()]
-    return Table("cifar10", "CIFAR-10 accuracy", ("model", "published", "measured"), rows)
-
-
 def params() -> Table:
     """Trainable parameters, counted on real models."""
     rows: list[tuple[object, ...]] = []
     for network, figures in published.PARAMETERS.items():
         for data_set, figure in zip(published.DATA_SETS, figures, strict=True):
-            rows.append((network, data_set, figure, *_parameter_cells(network, figure)))
+            rows.append((network, data_set, figure, *parameter_cells(network, figure)))
     return Table(
         "params",
         "Trainable parameters",
@@ -73,7 +42,8 @@ def params() -> Table:
     )
 
 
-def _parameter_cells(network: str, figure: str) -> tuple[object, ...]:
+def parameter_cells(network: str, figure: str) -> tuple[object, ...]:
+    """Our count, whether it is the published one, the executed one, and the text's."""
     appended = count(network, "append", 224)
     ours = appended.trainable_params
     replaced = count(network, "replace", 224).params
@@ -189,7 +159,7 @@ def flops() -> Table:
     rows: list[tuple[object, ...]] = []
     for network, figures in published.FLOPS.items():
         for data_set, figure in zip(published.DATA_SETS, figures, strict=True):
-            rows.append((network, data_set, figure, *_flops_cells(network, data_set, figure)))
+            rows.append((network, data_set, figure, *flops_cells(network, data_set, figure)))
     return Table(
         "flops",
         "FLOPs of whole networks",
@@ -204,43 +174,13 @@ def flops() -> Table:
     )
 
 
-def _flops_cells(network: str, data_set: str, figure: str) -> tuple[object, ...]:
+def flops_cells(network: str, data_set: str, figure: str) -> tuple[object, ...]:
+    """Our sum, whether it is the published one, what is left of that, and the true counts."""
     size = IMAGE_SIZES[data_set]
     ours = sum(backbone_flops(NETWORKS[network][0], size).values()) + head_flops_of(network)[0]
     counts = count(network, "append", size)
     remainder = round(parse(figure)[0]) - ours
     return ours, matches(figure, ours), remainder, counts.macs, counts.binary_ops
-
-
-def ablation_dr() -> Table:
-    """The ablation with plain dynamic routing."""
-    rows: list[tuple[object, ...]] = []
-    for network, by_data_set in published.ABLATION_DR.items():
-        for data_set, figures in zip(published.DATA_SETS, by_data_set, strict=True):
-            accuracy_figure, flops_figure, params_figure = figures
-            flops_ours, flops_match, _, macs, _ = _flops_cells(network, data_set, flops_figure)
-            params_ours, params_match, executed, _ = _parameter_cells(network, params_figure)
-            rows += [
-                (network, data_set, "accuracy", accuracy_figure, None, None, None),
-                (network, data_set, "FLOPs", flops_figure, flops_ours, flops_match, macs),
-                (
-                    network,
-                    data_set,
-                    "parameters",
-                    params_figure,
-                    params_ours,
-                    params_match,
-                    executed,
-                ),
-            ]
-    return Table(
-        "ablation-dr",
-        "Ablation: plain dynamic routing in place of XnODR and XnIDR",
-        ("network", "data set", "quantity", "published", "ours", "matches", "executed"),
-        rows,
-        "The paper heads the MultiMNIST accuracy Top1 here, Top2 elsewhere. executed: MACs with "
-        "PrimaryCaps, and parameters with the frozen ones, that really run.",
-    )
 
 
 def ablation_flops() -> Table:
@@ -294,27 +234,13 @@ def shapes() -> Table:
     )
 
 
-TABLES: dict[str, Callable[[], Table]] = {
-    "accuracy": accuracy,
-    "cifar10": cifar10,
+COUNTED: dict[str, Callable[[], Table]] = {
     "params": params,
     "flops": flops,
     "backbone": backbone,
     "head-flops": head_flops,
     "speed-up": speed_up,
-    "ablation-dr": ablation_dr,
     "ablation-flops": ablation_flops,
     "fc-structure": fc_structure,
     "shapes": shapes,
 }
-
-
-def paper_tables(name: str | None = None) -> list[Table]:
-    """All tables, or the one that is named.
-
-    >>> print(paper_tables("fc-structure")[0].rows[1])
-    ('MobileNetV2', '512, 256, 128, 10', '512, 256, 128, 10', True)
-    """
-    if name is None:
-        return [make() for make in TABLES.values()]
-    return [look_up("paper", "table", name, TABLES)()]

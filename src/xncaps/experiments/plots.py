@@ -1,0 +1,143 @@
+"""Pictures of the experiments, as SVG whose bytes depend on nothing but the rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from statistics import fmean
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from xncaps.experiments.rows import Row
+from xncaps.experiments.statistics import Spread
+from xncaps.experiments.tables import DATA, accuracies
+
+INK, REST, FAINT = "#333333", "#b8b8b8", "#e4e4e4"
+HEADS = {
+    "linear": ("#888888", "s"),
+    "fc": ("#333333", "D"),
+    "dr": ("#56b4e9", "v"),
+    "xnodr": ("#d55e00", "o"),
+    "xnidr": ("#0072b2", "o"),
+    "xnboth": ("#cc79a7", "^"),
+}
+"""Colour and mark of each head: it is the same in every picture."""
+
+Latencies = Mapping[tuple[str, str, int], float]
+Place = Callable[[Row], float | None]
+
+
+def draw_all(rows: Sequence[Row], latencies: Latencies) -> dict[str, bytes]:
+    """All pictures, by the names of their files."""
+    shown = [row for row in rows if row.accuracy is not None and row.variant in HEADS]
+
+    def latency(row: Row) -> float | None:
+        return latencies.get((row.experiment, row.variant, 1))
+
+    return {
+        "parameters.svg": _scatter(shown, "parameters of the network", lambda row: row.params),
+        "latency.svg": _scatter(shown, "µs in the packed head, one image, one thread", latency),
+        "minutes.svg": _scatter(shown, "minutes of training, one core", lambda r: r.cpu_minutes),
+        "curves.svg": _curves(shown),
+    }
+
+
+def _scatter(rows: Sequence[Row], label: str, place: Place) -> bytes:
+    """Accuracy against something: a panel for each experiment, a mark for each head."""
+    figure, panels = _panels(rows)
+    for name, axes in panels.items():
+        mine = [row for row in rows if row.experiment == name]
+        for head, values in accuracies(mine).items():
+            places = [x for row in mine if row.variant == head and (x := place(row)) is not None]
+            if not places:
+                continue
+            spread = Spread.of([100 * value for value in values.values()])
+            colour, mark = HEADS[head]
+            axes.errorbar(
+                fmean(places),
+                spread.mean,
+                yerr=spread.deviation,
+                color=colour,
+                marker=mark,
+                markersize=6,
+                capsize=2,
+                linestyle="",
+                label=head,
+            )
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(_short))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.margins(0.15, 0.15)
+        _dress(axes, name, label, "test accuracy, %")
+    return _svg(figure)
+
+
+def _curves(rows: Sequence[Row]) -> bytes:
+    """Error on the held-out images epoch by epoch: the mean, and a band of one deviation."""
+    figure, panels = _panels(rows)
+    for name, axes in panels.items():
+        mine = [row for row in rows if row.experiment == name]
+        for head in dict.fromkeys(row.variant for row in mine):
+            curves = [row.curve for row in mine if row.variant == head and row.curve]
+            if not curves:
+                continue
+            spreads = [
+                Spread.of([100 * (1 - value) for value in epoch])
+                for epoch in zip(*curves, strict=True)
+            ]
+            epochs = range(1, len(spreads) + 1)
+            means = [spread.mean for spread in spreads]
+            bands = [spread.deviation or 0.0 for spread in spreads]
+            low = [max(m - d, 0.5 * m) for m, d in zip(means, bands, strict=True)]
+            high = [m + d for m, d in zip(means, bands, strict=True)]
+            colour, mark = HEADS[head]
+            axes.plot(epochs, means, color=colour, marker=mark, markersize=3, label=head)
+            axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _dress(axes, name, "epoch", "wrong on held-out images, %")
+    return _svg(figure)
+
+
+def _panels(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
+    names = list(dict.fromkeys(row.experiment for row in rows))
+    columns = min(3, max(1, len(names)))
+    high = -(-len(names) // columns) or 1
+    figure = Figure((3.6 * columns, 3.0 * high), layout="constrained")
+    return figure, {
+        name: figure.add_subplot(high, columns, place) for place, name in enumerate(names, 1)
+    }
+
+
+def _dress(axes: Axes, name: str, across: str, up: str) -> None:
+    axes.set_title(DATA.get(name, name), fontsize=10, loc="left", color=INK)
+    axes.set_xlabel(across, fontsize=8, color=INK)
+    axes.set_ylabel(up, fontsize=8, color=INK)
+    axes.tick_params(labelsize=8, color=REST, labelcolor=INK)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(REST)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _short(value: float, _: object = None) -> str:
+    """A number in a few letters.
+
+    >>> _short(120_000), _short(2_500_000), _short(12.0), _short(0.5)
+    ('120k', '2.5M', '12', '0.5')
+    """
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _svg(figure: Figure) -> bytes:
+    file = BytesIO()
+    with rc_context({"svg.hashsalt": "xncaps", "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
