@@ -15,7 +15,7 @@ EXPERIMENT = Experiment(
         "model": "convnet",
         "attach": "features",
         "options": {"width": 1.5},
-        "epochs": 6,
+        "epochs": 5,
         "lr": 3e-3,
         "augment": {"crop": 2, "flip": True},
     },

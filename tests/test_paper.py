@@ -139,8 +139,8 @@ def test_unknown_table() -> None:
     with pytest.raises(InputError) as caught:
         paper_tables("speedup")
     assert str(caught.value) == (
-        "paper: table must be one of accuracy, cifar10, params, flops, backbone, head-flops,"
-        " speed-up, ablation-dr, ablation-flops, fc-structure, shapes; got 'speedup'."
+        "paper: table must be one of accuracy, cifar10, ablation-dr, params, flops, backbone,"
+        " head-flops, speed-up, ablation-flops, fc-structure, shapes; got 'speedup'."
         " Did you mean 'speed-up'?"
     )
 
