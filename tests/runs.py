@@ -14,7 +14,9 @@ from xncaps.training import Config
 
 # Forked from a process that has imported everything: a child starts in milliseconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["xncaps.training.train", "xncaps.cli.main"])
+FORKS.set_forkserver_preload(
+    ["xncaps.training.train", "xncaps.cli.main", "xncaps.experiments.campaign"]
+)
 
 TIMES = ("images_per_second", "seconds")
 

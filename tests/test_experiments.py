@@ -1,0 +1,291 @@
+"""Experiments: every run has its row, whatever happens in between."""
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runs import FORKS
+from xncaps.errors import InputError, RunError
+from xncaps.experiments import Experiment, Planned, Row, by_head, read_accuracy
+from xncaps.experiments.rows import COLUMNS, append_row
+from xncaps.training import Config
+
+TINY: dict[str, Any] = {
+    "data": "sample",
+    "train_count": 200,
+    "model": "convnet",
+    "attach": "features",
+    "options": {"width": 0.25},
+    "epochs": 2,
+    "batch_size": 32,
+}
+HEADS = Experiment("heads", TINY, by_head("linear", "xnidr"), seeds=2, more_seeds={"linear": 1})
+
+
+def _recipe(experiment: Experiment, args: list[str], log: str) -> None:
+    with Path(log).open("a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["heads.py", *args]
+    from xncaps.cli.experiment import run
+
+    run(experiment, "A claim.")
+
+
+def begin(experiment: Experiment, folder: Path, *more: str) -> Any:
+    """Start the command of an experiment in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    args = ["--results", str(folder / "results"), "--runs", str(folder / "runs"), *more]
+    process = FORKS.Process(target=_recipe, args=(experiment, args, str(folder / "log")))
+    process.start()
+    return process
+
+
+def finish(experiment: Experiment, folder: Path, *more: str) -> tuple[int, str]:
+    """Run the command of an experiment; returns its status, and what it printed."""
+    (folder / "log").unlink(missing_ok=True)
+    process = begin(experiment, folder, *more)
+    process.join()
+    return process.exitcode, (folder / "log").read_text()
+
+
+def figures(folder: Path) -> dict[tuple[str, str, int], tuple[object, ...]]:
+    rows = read_accuracy(folder / "results")
+    return {row.key: (row.accuracy, row.validation, row.curve, row.params) for row in rows}
+
+
+def lines(folder: Path) -> int:
+    return len((folder / "results" / "accuracy.csv").read_text().splitlines()) - 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The experiment without interruption."""
+    folder = tmp_path_factory.mktemp("whole")
+    status, said = finish(HEADS, folder)
+    assert status == 0, said
+    assert "3 runs trained" in said
+    return folder
+
+
+def test_rows_say_what_was_trained_and_where(whole: Path) -> None:
+    rows = read_accuracy(whole / "results")
+    assert [row.key for row in rows] == [run.key for run in HEADS.runs()]
+    for run, row in zip(HEADS.runs(), rows, strict=True):
+        result = json.loads(
+            (whole / "runs" / "heads" / row.variant / f"seed-{row.seed}/result.json").read_text()
+        )
+        assert row.config == run.config
+        assert row.accuracy == pytest.approx(result["test"]["top1"], rel=1e-6)
+        assert row.validation == row.curve[-1]
+        assert len(row.curve) == 2
+        assert row.params == result["params"]
+        assert row.head_params == result["head_params"]
+        assert row.minutes == pytest.approx(result["seconds"] / 60, rel=1e-4)
+        assert 0 < row.cpu_minutes == pytest.approx(result["cpu_seconds"] / 60, rel=1e-4)
+        assert (row.threads, row.torch) == (1, torch.__version__)
+        assert row.per_digit is row.top2 is None
+    linear, capsules = rows[:2]
+    assert linear.head_params == 32 * 10 + 10
+    assert linear.params - linear.head_params == capsules.params - capsules.head_params
+    assert (linear.config.loss, capsules.config.loss) == ("cross_entropy", "margin")
+
+
+def test_nothing_is_run_twice(whole: Path) -> None:
+    before = (whole / "results" / "accuracy.csv").read_bytes()
+    status, said = finish(HEADS, whole)
+    assert (status, said.strip()) == (0, "0 runs trained, 3 had a row")
+    assert (whole / "results" / "accuracy.csv").read_bytes() == before
+    status, said = finish(HEADS, whole, "--plan")
+    assert status == 0
+    assert said.count("% of the test images") == 3
+
+
+def test_a_row_comes_out_again(whole: Path) -> None:
+    before = (whole / "results" / "accuracy.csv").read_bytes()
+    status, said = finish(HEADS, whole, "--only", "xnidr", "--seeds", "1", "--again")
+    assert status == 0, said
+    assert said.rstrip().endswith(": the same")
+    assert (whole / "results" / "accuracy.csv").read_bytes() == before
+
+
+def test_another_figure_is_told(whole: Path, tmp_path: Path) -> None:
+    """A row that was touched up does not come out again; one of another machine need not."""
+    row = next(row for row in read_accuracy(whole / "results") if row.variant == "linear")
+    append_row(tmp_path / "results", replace(row, accuracy=0.999))
+    status, said = finish(HEADS, tmp_path, "--only", "linear", "--again")
+    assert status == 1
+    assert "row 99.90% of the test images" in said
+    assert ": OTHER" in said
+    append_row(tmp_path / "results", replace(row, accuracy=0.999, cpu="abacus"))
+    status, said = finish(HEADS, tmp_path, "--only", "linear", "--again")
+    assert status == 0
+    assert "it may differ: cpu abacus -> " in said
+
+
+def test_killed_at_any_moment(whole: Path, tmp_path: Path) -> None:
+    """Killed again and again, it ends with the rows it would have had, each once."""
+    kills = 0
+    for wait in (0.3, 0.8, 1.6, 0.5, 1.1):
+        process = begin(HEADS, tmp_path)
+        process.join(wait)
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+    status, said = finish(HEADS, tmp_path)
+    assert status == 0, said
+    assert kills >= 2
+    assert figures(tmp_path) == figures(whole)
+    assert lines(tmp_path) == 3
+
+
+def test_two_at_once_share_the_work(whole: Path, tmp_path: Path) -> None:
+    first, second = begin(HEADS, tmp_path), begin(HEADS, tmp_path)
+    first.join()
+    second.join()
+    assert (first.exitcode, second.exitcode) == (0, 0)
+    assert figures(tmp_path) == figures(whole)
+    assert lines(tmp_path) == 3
+
+
+def test_asked_to_stop_it_says_how_to_go_on(tmp_path: Path) -> None:
+    long = Experiment("long", {**TINY, "epochs": 500}, by_head("linear"), seeds=1)
+    process = begin(long, tmp_path)
+    while not (tmp_path / "runs" / "long" / "linear" / "seed-0" / "config.json").exists():
+        assert process.is_alive()
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 1
+    assert "heads.py --results" in said.splitlines()[-1]
+    assert not (tmp_path / "results" / "accuracy.csv").exists()
+
+
+def test_a_recipe_that_was_changed_is_refused(whole: Path) -> None:
+    changed = replace(HEADS, base={**TINY, "lr": 0.5})
+    status, said = finish(changed, whole)
+    assert status == 2
+    assert said.splitlines()[-1].startswith("xncaps: heads, linear, seed 0: its row in ")
+    assert "lr: 0.003 -> 0.5" in said
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    wild = {"linear": {"head": "linear", "loss": "cross_entropy", "optimizer": "sgd", "lr": 1e6}}
+    both = Experiment("both", {**TINY, "epochs": 1}, {**wild, **by_head("dr")}, seeds=1)
+    status, said = finish(both, tmp_path)
+    assert status == 1
+    assert said.splitlines()[-1] == "xncaps: failed: both, linear, seed 0."
+    assert "1 run trained, 1 failed" in said
+    assert [row.variant for row in read_accuracy(tmp_path / "results")] == ["dr"]
+
+
+def test_what_another_experiment_trained_is_taken_over(whole: Path, tmp_path: Path) -> None:
+    (row,) = [r for r in read_accuracy(whole / "results") if r.variant == "linear"]
+    append_row(tmp_path / "results", row)
+    same = Experiment("same", TINY, {"plain": {"head": "linear", "loss": "cross_entropy"}}, 1)
+    status, said = finish(same, tmp_path)
+    assert status == 0, said
+    assert "epoch" not in said
+    new = read_accuracy(tmp_path / "results")[-1]
+    assert new == replace(row, experiment="same", variant="plain")
+    # A run that chooses settings never sees a test figure, not even one that is there already.
+    status, said = finish(replace(same, name="choice", tuning=True), tmp_path)
+    assert status == 0, said
+    new = read_accuracy(tmp_path / "results")[-1]
+    assert (new.experiment, new.accuracy, new.validation) == ("choice", None, row.validation)
+    assert "of the test images" not in said
+
+
+def test_order_and_settings() -> None:
+    experiment = Experiment(
+        "x", {**TINY, "options": {"width": 0.5}}, by_head("fc", "dr", options={"width": 2.0}), 2
+    )
+    assert [(run.variant, run.seed) for run in experiment.runs()] == [
+        *(("fc", 0), ("dr", 0), ("fc", 1), ("dr", 1)),
+    ]
+    assert experiment.config("dr", 1).options == {"width": 2.0}
+    options = {"iterations": 1}
+    more = Experiment("x", TINY, {"one": {"head": "dr", "options": options}}, 1)
+    assert more.config("one", 0).options == {"width": 0.25, "iterations": 1}
+    assert [str(run) for run in HEADS.chosen(["xnidr"], [1])] == ["heads, xnidr, seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Experiment("x", {"epoch": 3}, by_head("fc")), "epoch"),
+        (lambda: Experiment("x", {}, by_head("fd")), "head must be one of"),
+        (lambda: Experiment("x", {}, by_head("fc"), seeds=0), "seeds must be at least 1"),
+        (lambda: Experiment("x", {}, by_head("fc"), more_seeds={"dr": 2}), "variant must be"),
+        (lambda: HEADS.chosen(["fc"], None), "variant must be one of linear, xnidr; got 'fc'"),
+        (lambda: HEADS.chosen(["linear"], [1]), "seeds must be among those"),
+    ],
+)
+def test_bad_experiments(make: Any, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def a_row(**changes: Any) -> Row:
+    run = Planned("mine", "dr", Config(head="dr"))
+    values: dict[str, Any] = dict.fromkeys(COLUMNS, "x") | {
+        "accuracy": 0.5,
+        "per_digit": None,
+        "top2": None,
+        "validation": 0.25,
+        "curve": (0.125, 0.25),
+        "params": 7,
+        "head_params": 3,
+        "minutes": 1.5,
+        "cpu_minutes": 1.25,
+        "threads": 1,
+        "config": run.config,
+        **dict(zip(("experiment", "variant", "seed"), run.key, strict=True)),
+    }
+    return Row(**{**values, **changes})
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        a_row(),
+        a_row(variant='a, "b"', per_digit=0.75, top2=1.0),
+        a_row(seed=3, accuracy=None, validation=None, curve=()),
+    ]
+    for row in rows:
+        append_row(tmp_path, row)
+    assert read_accuracy(tmp_path) == rows
+    append_row(tmp_path, a_row(accuracy=0.75))  # the newest row of a run counts
+    assert read_accuracy(tmp_path) == [a_row(accuracy=0.75), *rows[1:]]
+    assert read_accuracy(tmp_path / "none") == []
+
+
+def test_a_row_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
+    append_row(tmp_path, a_row())
+    path = tmp_path / "accuracy.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"mine,dr,1,0.9")
+    assert read_accuracy(tmp_path) == [a_row()]
+    append_row(tmp_path, a_row(seed=2))
+    assert read_accuracy(tmp_path) == [a_row(), a_row(seed=2)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.5", "half"), (",7,", ",,"), ('""epochs""', '""epoch""'), ("{", "")]
+)
+def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str) -> None:
+    append_row(tmp_path, a_row())
+    path = tmp_path / "accuracy.csv"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(RunError, match=r"accuracy\.csv: line 2 is not what an experiment writes"):
+        read_accuracy(tmp_path)
