@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-slow sanitize bench format dist clean
+.PHONY: demo test test-slow sanitize bench reproduce-quick campaign results format dist clean
 
 demo: $(VENV)/.installed ## train a capsule network on the built-in sample, evaluate it, report
 	rm -rf runs/demo
@@ -38,6 +38,18 @@ sanitize: $(VENV)/.installed-dev ## the kernel tests on a build with ASan and UB
 
 bench: $(VENV)/.installed-dev ## how fast everything is on this machine; appends to results/
 	$(BIN)/xncaps bench
+
+reproduce-quick: $(VENV)/.installed ## train the cheapest row of the results again, and compare
+	OMP_WAIT_POLICY=passive $(BIN)/python recipes/sample.py --only xnidr --seeds 0 --again
+
+CAMPAIGN := sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss
+
+campaign: $(VENV)/.installed ## every experiment, a row in results/ for each run; goes on where it stopped
+	for name in $(CAMPAIGN); do $(BIN)/python recipes/$$name.py || exit 1; done
+
+results: $(VENV)/.installed ## make the tables and pictures of the documents anew from results/
+	$(BIN)/xncaps results --update README.md --update docs/results.md
+	$(BIN)/xncaps results --plots docs/plots
 
 format: $(VENV)/.installed-dev ## put the code in form
 	$(BIN)/ruff format .

@@ -15,7 +15,7 @@ EXPERIMENT = Experiment(
         "model": "convnet",
         "attach": "features",
         "epochs": 8,
-        "lr": 3e-3,
+        "lr": 1e-2,
         "augment": {"shift": 2.0, "rotate": 10.0, "scale": 0.1},
     },
     variants=by_head("linear", "fc", "dr", "xnodr", "xnidr", "xnboth"),

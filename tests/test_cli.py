@@ -99,15 +99,15 @@ def test_append_is_counted_without_a_warning_in_the_way(
         ("summary --iterations 2000", "xncaps: Invalid value for '--iterations'"),
         (
             "paper --table param",
-            "xncaps: paper: table must be one of accuracy, cifar10, params, flops, backbone,"
-            " head-flops, speed-up, ablation-dr, ablation-flops, fc-structure, shapes;"
+            "xncaps: paper: table must be one of accuracy, cifar10, ablation-dr, params, flops,"
+            " backbone, head-flops, speed-up, ablation-flops, fc-structure, shapes;"
             " got 'param'. Did you mean 'params'?",
         ),
         ("summary --image-size big", "xncaps: Invalid value for '--image-size'"),
         (
             "summary --model resnet",
             "xncaps: create_model: backbone must be one of convnet, mobilenetv2, resnet50,"
-            " capsnet, xnornet; got 'resnet'. Did you mean 'resnet50'?",
+            " widenet, capsnet, xnornet; got 'resnet'. Did you mean 'resnet50'?",
         ),
         (
             "summary --num-classes 0",

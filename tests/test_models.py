@@ -110,7 +110,8 @@ def test_convnet_is_small(head: str, attach: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "caps"), [("convnet", 32), ("mobilenetv2", 128), ("resnet50", 256)]
+    ("backbone", "caps"),
+    [("convnet", 32), ("mobilenetv2", 128), ("resnet50", 256), ("widenet", 32)],
 )
 def test_default_capsules(backbone: str, caps: int) -> None:
     layer = build(backbone).head.capsules
@@ -205,6 +206,7 @@ def test_append_keeps_the_frozen_norms_in_eval_mode() -> None:
     ("name", "head"),
     [
         *(("convnet", head) for head in xncaps.HEADS),
+        ("widenet", "xnidr"),
         ("capsnet", "xnidr"),
         ("xnornet", "linear"),
         ("convnet-append", "xnidr"),
@@ -216,7 +218,7 @@ def test_compile_and_export(name: str, head: str) -> None:
     torch.compiler.reset()
     torch.manual_seed(0)
     size = 32 if name == "xnornet" else 28
-    width = {"width": 0.25} if name in ("convnet", "xnornet") else {}
+    width = {"width": 0.25} if name in ("convnet", "widenet", "xnornet") else {}
     name, _, attach = name.partition("-")
     model = build(name, head, 3, 1, size, attach or "replace", device="cpu", **width).eval()
     x = torch.randn(3, 1, size, size)
@@ -239,8 +241,8 @@ def test_compile_and_export(name: str, head: str) -> None:
     [
         (
             {"backbone": "mobilenet_v2"},
-            "create_model: backbone must be one of convnet, mobilenetv2, resnet50, capsnet,"
-            " xnornet; got 'mobilenet_v2'. Did you mean 'mobilenetv2'?",
+            "create_model: backbone must be one of convnet, mobilenetv2, resnet50, widenet,"
+            " capsnet, xnornet; got 'mobilenet_v2'. Did you mean 'mobilenetv2'?",
         ),
         (
             {"head": "caps"},
@@ -286,7 +288,7 @@ def test_compile_and_export(name: str, head: str) -> None:
         ),
         (
             {"backbone": "resnet50", "width": 2},
-            "create_model: width must go with convnet or xnornet; got resnet50.",
+            "create_model: width must go with convnet, widenet or xnornet; got resnet50.",
         ),
         (
             {"backbone": "xnornet", "caps_in": 3},

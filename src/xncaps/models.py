@@ -12,6 +12,8 @@ ATTACH = ("replace", "append", "features")
 
 NETWORKS: dict[str, type[CapsNet] | type[XnorNet]] = {"capsnet": CapsNet, "xnornet": XnorNet}
 MODELS: tuple[str, ...] = (*BACKBONES, *NETWORKS)
+WIDTHS = ("convnet", "widenet", "xnornet")
+"""Those that come in any width."""
 
 
 def create_model(
@@ -35,16 +37,16 @@ def create_model(
     - ``features``: the head takes the pooled features of the whole backbone.
 
     Args:
-        backbone: convnet, mobilenetv2 or resnet50; or a whole network, capsnet or xnornet.
+        backbone: convnet, mobilenetv2, resnet50 or widenet; or a whole network, capsnet or xnornet.
         head: linear, fc, dr, xnodr, xnidr or xnboth. If not given: xnidr on a backbone, dr in
             capsnet, linear in xnornet.
         num_classes: number of classes.
         in_channels: channels of the images; if not given, 3 (convnet and capsnet: 1).
         image_size: side of the images in pixels; if not given, 224 (convnet and capsnet: 28,
-            xnornet: 32).
+            widenet and xnornet: 32).
         attach: replace, append or features.
         options: of the head (``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``,
-            ..., or ``hidden`` of an fc head), and ``width`` of convnet and xnornet.
+            ..., or ``hidden`` of an fc head), and ``width`` of convnet, widenet and xnornet.
 
     Shape of the model:
         ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``.
@@ -65,8 +67,9 @@ def create_model(
     check_size(where, "in_channels", in_channels)
     check_image_size(where, image_size, network.least_size, f"for {backbone}")
     if "width" in options:
-        if backbone not in ("convnet", "xnornet"):
-            raise InputError(message(where, "width", "go with convnet or xnornet", backbone))
+        if backbone not in WIDTHS:
+            requirement = f"go with {', '.join(WIDTHS[:-1])} or {WIDTHS[-1]}"
+            raise InputError(message(where, "width", requirement, backbone))
         check_width(where, options["width"])
     if backbone in NETWORKS:
         return _whole_network(backbone, head, num_classes, in_channels, image_size, attach, options)

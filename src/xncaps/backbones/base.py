@@ -87,6 +87,15 @@ def he_init(module: nn.Module) -> None:
                 nn.init.zeros_(part.bias)
 
 
+def conv(channels_in: int, channels: int, kernel: int = 3, stride: int = 1) -> nn.Module:
+    """A convolution without bias, batch normalisation and ReLU; it keeps the size at stride 1."""
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+    )
+
+
 class SameConv2d(nn.Conv2d):
     """A convolution padded as Keras pads ``same``: an odd pixel goes to the right and below."""
 

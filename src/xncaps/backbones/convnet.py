@@ -2,16 +2,8 @@
 
 from torch import nn
 
-from xncaps.backbones.base import Backbone
+from xncaps.backbones.base import Backbone, conv
 from xncaps.errors import check_width
-
-
-def _conv(channels_in: int, channels: int, kernel: int = 3, stride: int = 1) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(channels_in, channels, kernel, stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-    )
 
 
 class ConvNet(Backbone):
@@ -39,14 +31,14 @@ class ConvNet(Backbone):
         first, second, third, last = (max(1, round(n * width)) for n in (16, 32, 64, 128))
         self.trunk_features, self.features = third, last
         self.trunk = nn.Sequential(
-            _conv(in_channels, first),
-            _conv(first, first),
-            _conv(first, second, stride=2),
-            _conv(second, second),
-            _conv(second, third, stride=2),
-            _conv(third, third),
+            conv(in_channels, first),
+            conv(first, first),
+            conv(first, second, stride=2),
+            conv(second, second),
+            conv(second, third, stride=2),
+            conv(third, third),
         )
-        self.top = _conv(third, last, kernel=1)
+        self.top = conv(third, last, kernel=1)
         self.reset_parameters()
 
     def frozen(self) -> list[nn.Module]:

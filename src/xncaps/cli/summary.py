@@ -13,7 +13,7 @@ from xncaps.models import create_model
 
 def summary(
     model: Annotated[
-        str, typer.Option(help="convnet, mobilenetv2, resnet50, capsnet or xnornet.")
+        str, typer.Option(help="convnet, mobilenetv2, resnet50, widenet, capsnet or xnornet.")
     ] = "convnet",
     head: Annotated[
         str | None, typer.Option(help="linear, fc, dr, xnodr, xnidr or xnboth.")
@@ -26,7 +26,7 @@ def summary(
     dim_in: Annotated[int | None, typer.Option(help="Size of a primary capsule.")] = None,
     dim_out: Annotated[int | None, typer.Option(help="Size of an output capsule.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Routing iterations.", max=1000)] = None,
-    width: Annotated[float | None, typer.Option(help="Width of convnet or xnornet.")] = None,
+    width: Annotated[float | None, typer.Option(help="Width of convnet, widenet or xnornet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
