@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_rows import a_row
 from runs import FORKS
 from xncaps.errors import InputError, RunError
-from xncaps.experiments import Experiment, Planned, Row, by_head, read_accuracy
-from xncaps.experiments.rows import COLUMNS, append_row
-from xncaps.training import Config
+from xncaps.experiments import Experiment, by_head, read_accuracy
+from xncaps.experiments.rows import append_row
 
 TINY: dict[str, Any] = {
     "data": "sample",
@@ -235,25 +235,6 @@ def test_bad_experiments(make: Any, says: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert says in str(caught.value)
-
-
-def a_row(**changes: Any) -> Row:
-    run = Planned("mine", "dr", Config(head="dr"))
-    values: dict[str, Any] = dict.fromkeys(COLUMNS, "x") | {
-        "accuracy": 0.5,
-        "per_digit": None,
-        "top2": None,
-        "validation": 0.25,
-        "curve": (0.125, 0.25),
-        "params": 7,
-        "head_params": 3,
-        "minutes": 1.5,
-        "cpu_minutes": 1.25,
-        "threads": 1,
-        "config": run.config,
-        **dict(zip(("experiment", "variant", "seed"), run.key, strict=True)),
-    }
-    return Row(**{**values, **changes})
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def summary(
     dim_in: Annotated[int | None, typer.Option(help="Size of a primary capsule.")] = None,
     dim_out: Annotated[int | None, typer.Option(help="Size of an output capsule.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Routing iterations.", max=1000)] = None,
-    width: Annotated[float | None, typer.Option(help="Width of convnet, widenet or xnornet.")] = None,
+    width: Annotated[
+        float | None, typer.Option(help="Width of convnet, widenet or xnornet.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:

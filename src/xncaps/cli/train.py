@@ -32,7 +32,8 @@ def train(
         typer.Option(help="sample, mnist, cifar10, multimnist, folder:PATH or idx:PATH."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="convnet, mobilenetv2, resnet50, widenet, capsnet or xnornet.")
+        str | None,
+        typer.Option(help="convnet, mobilenetv2, resnet50, widenet, capsnet or xnornet."),
     ] = None,
     head: Annotated[
         str | None, typer.Option(help="linear, fc, dr, xnodr, xnidr or xnboth.")
@@ -58,7 +59,9 @@ def train(
     dim_out: Annotated[int | None, typer.Option(help="Size of an output capsule.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Routing iterations.", max=1000)] = None,
     binarizer: Annotated[str | None, typer.Option(help="sign, midrange or approxsign.")] = None,
-    width: Annotated[float | None, typer.Option(help="Width of convnet, widenet or xnornet.")] = None,
+    width: Annotated[
+        float | None, typer.Option(help="Width of convnet, widenet or xnornet.")
+    ] = None,
     skip_unreadable: Annotated[
         bool | None, typer.Option("--skip-unreadable", help="Leave out images that are damaged.")
     ] = None,

@@ -121,7 +121,8 @@ def _dress(axes: Axes, name: str, across: str, up: str) -> None:
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(REST)
-    axes.legend(fontsize=7, frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, frameon=False)
 
 
 def _short(value: float, _: object = None) -> str:

@@ -1,0 +1,192 @@
+"""What the repository says of its experiments is what their rows say."""
+
+import json
+import math
+import runpy
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from experiment_rows import a_row
+from xncaps.cli.main import main
+from xncaps.errors import InputError
+from xncaps.experiments import Experiment, read_accuracy
+from xncaps.experiments.plots import draw_all
+from xncaps.experiments.rows import append_row
+from xncaps.experiments.tables import fill_in, table_of, tables_of
+from xncaps.paper import paper_tables
+from xncaps.training import Config
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+ROWS = read_accuracy(ROOT / "results")
+
+
+def experiment_of(path: Path) -> Experiment:
+    found = runpy.run_path(str(path))["EXPERIMENT"]
+    assert isinstance(found, Experiment)
+    return found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_states_its_claim_and_its_rows_are_its_own(path: Path) -> None:
+    experiment = experiment_of(path)
+    text = path.read_text(encoding="utf-8")
+    assert experiment.name == path.stem.replace("_", "-")
+    assert experiment.tuning == path.stem.startswith("tuning")
+    assert text.startswith('"""')
+    assert experiment.tuning or "laim" in text.partition('"""\n\n')[0]
+    planned = {run.key: run.config for run in experiment.runs()}
+    for row in ROWS:
+        if row.experiment == experiment.name:
+            assert planned[row.key] == row.config, row.key
+            assert (row.accuracy is None) == experiment.tuning
+            assert not row.commit.endswith("-dirty")
+
+
+def test_every_row_has_a_recipe() -> None:
+    names = {experiment_of(path).name for path in RECIPES}
+    assert {row.experiment for row in ROWS} <= names
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_tables_in_documents_are_those_of_the_rows(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    tables = tables_of(ROWS)
+    assert any(f"<!-- table: {table} -->\n| " in text for table in tables)
+    assert fill_in(text, tables) == text
+
+
+def test_every_table_is_in_the_document() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name in tables_of(ROWS):
+        assert f"<!-- table: {name} -->" in text, name
+
+
+def spread_rows(**by_variant: list[float]) -> list[Any]:
+    return [
+        a_row(variant=variant, seed=seed, accuracy=value, config=Config(head="dr", seed=seed))
+        for variant, values in by_variant.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_a_table_by_hand() -> None:
+    fc, dr, linear = [0.97, 0.98, 0.96], [0.98, 0.99, 0.9725], [0.9]
+    table = table_of(spread_rows(fc=fc, dr=dr, linear=linear), "mine")
+    lines = {line[0]: dict(zip(table.columns, line, strict=True)) for line in table.rows}
+    assert lines["fc"]["accuracy"] == f"{100 * fmean(fc):.2f} ± {100 * stdev(fc):.2f}"
+    assert lines["linear"]["accuracy"] == "90.00"
+    differences = [a - b for a, b in zip(dr, fc, strict=True)]
+    half = 4.302653 * stdev(differences) / math.sqrt(3)
+    low, high = (100 * (fmean(differences) + sign * half) for sign in (-1, 1))
+    assert lines["dr"]["against fc"] == f"+1.08 [{low:+.2f}, {high:+.2f}] better"
+    assert lines["dr"]["against linear"] == "+8.00"
+    assert lines["fc"]["against fc"] == ""
+    assert [line["seeds"] for line in lines.values()] == [3, 3, 1]
+    markdown = table.to_markdown().splitlines()
+    assert markdown[1] == "|" + " --- |" * len(table.columns)
+    assert len({line.count("|") for line in markdown}) == 1
+
+
+def test_pairs_have_three_metrics() -> None:
+    rows = [a_row(accuracy=0.8, per_digit=0.9, top2=0.95)]
+    table = table_of(rows, "mine")
+    line = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (line["accuracy"], line["per digit"], line["top-2"]) == ("80.00", "90.00", "95.00")
+
+
+def test_the_tuning_table_shows_validation_only() -> None:
+    rows = [
+        a_row(
+            experiment="choice",
+            variant=f"{head}-{rate}",
+            accuracy=None,
+            validation=value,
+            config=Config(data="mnist", head=head, lr=rate),
+        )
+        for head, rate, value in [
+            *(("fc", 0.1, 0.5), ("fc", 0.01, 0.75), ("dr", 0.01, 0.25)),
+        ]
+    ]
+    table = tables_of(rows)["tuning"]
+    assert table.columns == ("data", "head", "0.01", "0.1")
+    assert list(table.rows) == [
+        ("MNIST", "fc", "75.00", "50.00"),
+        ("MNIST", "dr", "25.00", None),
+        ("MNIST", "mean", "50.00", None),
+    ]
+    assert list(tables_of(rows)) == ["tuning"]
+
+
+def test_blocks_are_filled_and_nothing_else_is_touched() -> None:
+    tables = tables_of([a_row()])
+    text = "a\n<!-- table: mine -->\nold\n<!-- end -->\nb\n<!-- table: other -->\nx\n<!-- end -->\n"
+    filled = fill_in(text, tables)
+    assert filled == text.replace("old", tables["mine"].to_markdown())
+    assert fill_in(filled, tables) == filled
+    with pytest.raises(InputError, match="have an end"):
+        fill_in("<!-- table: mine -->\nold", tables)
+
+
+def test_pictures_depend_on_the_rows_alone() -> None:
+    rows = [
+        a_row(variant=head, seed=seed, accuracy=0.9 + 0.01 * seed, curve=(0.5, 0.8 + 0.05 * seed))
+        for head in ("fc", "xnidr")
+        for seed in (0, 1)
+    ]
+    latencies = {("mine", "fc", 1): 3.5, ("mine", "xnidr", 1): 12.0}
+    first, second = draw_all(rows, latencies), draw_all(rows, latencies)
+    assert first == second
+    assert set(first) == {"parameters.svg", "latency.svg", "minutes.svg", "curves.svg"}
+    for picture in first.values():
+        assert picture.startswith(b"<?xml")
+        for head in (b"fc", b"xnidr"):
+            assert b">" + head + b"<" in picture
+    # A head that was not timed is left out of that picture, and of no other.
+    fewer = draw_all(rows, {("mine", "fc", 1): 3.5})
+    assert b">xnidr<" not in fewer["latency.svg"]
+    assert fewer["curves.svg"] == first["curves.svg"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    assert main(["results", "--results", str(results)]) == 1
+    assert capsys.readouterr().err == (
+        f"xncaps: {results}: holds no rows of experiments. Run one of recipes/ first.\n"
+    )
+    append_row(results, a_row(variant="fc"))
+    words = ["results", "--results", str(results)]
+    assert main([*words, "--table", "mine", "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)
+    assert table["rows"][0]["accuracy"] == "50.00"
+    assert main([*words, "--table", "yours"]) == 2
+    assert "table must be one of mine; got 'yours'" in capsys.readouterr().err
+    page.write_text("<!-- table: mine -->\n<!-- end -->\n")
+    assert main([*words, "--update", str(page)]) == 0
+    assert "| fc | margin |" in page.read_text()
+    assert main([*words, "--update", str(page)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{page}: nothing has changed"
+    assert main([*words, "--plots", str(tmp_path / "plots")]) == 0
+    assert len(list((tmp_path / "plots").iterdir())) == 4
+    assert main([*words, "--update", str(tmp_path / "none.md")]) == 1
+
+
+def test_the_paper_has_our_figures_beside_its_own() -> None:
+    config = {"model": "mobilenetv2", "head": "xnidr", "data": "mnist"}
+    rows = [
+        a_row(experiment=name, seed=seed, accuracy=value, config=Config(**config, seed=seed))
+        for name, seed, value in [
+            *(("mobilenetv2", 0, 0.98), ("mobilenetv2", 1, 0.99), ("mnist-ablations", 0, 0.5)),
+        ]
+    ]
+    pair = Config(model="convnet", head="fc", data="multimnist")
+    rows.append(a_row(experiment="multimnist", accuracy=0.8, top2=0.95, config=pair))
+    table = {row["method"]: row for row in paper_tables("accuracy", rows)[0].as_dict()["rows"]}
+    assert table["MobileNetV2_XnIDR"]["MNIST measured"] == "98.50 ± 0.71"
+    assert table["MobileNetV2_XnIDR"]["CIFAR-10 measured"] is None
+    assert table["ours: convnet, fc"]["MultiMNIST measured"] == "95.00"
+    dr = paper_tables("ablation-dr", rows)[0].as_dict()["rows"]
+    assert all(row["ours"] is None for row in dr if row["quantity"] == "accuracy")
