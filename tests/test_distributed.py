@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import IO
@@ -29,10 +30,30 @@ CAPSNET = small(
 )
 
 
-def torchrun(args: list[str], processes: int = 2, restarts: int = 0) -> list[str]:
+# The command, and at the very end what threads are left: a group that outlives Python can abort.
+WATCHED = """
+import atexit, sys
+from pathlib import Path
+from xncaps.cli.main import main
+
+def tell():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    sys.stderr.write(f"left behind: {[name for name in names if 'gloo' in name]}\\n")
+
+atexit.register(tell)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def torchrun(
+    args: list[str],
+    processes: int = 2,
+    restarts: int = 0,
+    program: Sequence[str] = ("-m", "xncaps"),
+) -> list[str]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launch += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
-    return [*launch, "--monitor-interval=0.1", "-m", "xncaps", *args]
+    return [*launch, "--monitor-interval=0.1", *program, *args]
 
 
 def run(args: list[str], **more: object) -> subprocess.CompletedProcess[str]:
@@ -54,8 +75,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_take_the_same_steps_as_one(alone: Path, tmp_path: Path, processes: int) -> None:
     """25 images over 2 or 3 processes: their parts are not even of one size."""
     folder = tmp_path / "run"
-    done = run(torchrun(command(CAPSNET, "--out", folder), processes))
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    words = command(CAPSNET, "--out", folder)
+    done = run(torchrun(words, processes, program=[str(script)]))
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("left behind: []\n") == processes
     one, many = (load_file(f / "model.safetensors") for f in (alone, folder))
     assert one.keys() == many.keys()
     for name in one:
