@@ -8,11 +8,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+import torch
 
 from experiment_rows import a_row
 from xncaps.cli.main import main
 from xncaps.errors import InputError
 from xncaps.experiments import Experiment, read_accuracy
+from xncaps.experiments.latency import Latency, append_latencies, read_latencies
 from xncaps.experiments.plots import draw_all
 from xncaps.experiments.rows import append_row
 from xncaps.experiments.tables import fill_in, table_of, tables_of
@@ -190,3 +192,26 @@ def test_the_paper_has_our_figures_beside_its_own() -> None:
     assert table["ours: convnet, fc"]["MultiMNIST measured"] == "95.00"
     dr = paper_tables("ablation-dr", rows)[0].as_dict()["rows"]
     assert all(row["ours"] is None for row in dr if row["quantity"] == "accuracy")
+
+
+def test_heads_are_timed_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each experiment every head, at each batch; nothing of runs that chose settings."""
+    for head in ("linear", "fc", "xnidr"):
+        config = Config(head=head, attach="features", options={"width": 0.25})
+        append_row(tmp_path, a_row(variant=head, config=config))
+    append_row(tmp_path, a_row(experiment="choice", accuracy=None))
+    before = torch.get_num_threads()
+    words = ["bench", "heads", "--results", str(tmp_path), "--seconds", "0.01"]
+    assert main([*words, "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in table["rows"]] == ["linear", "fc", "xnidr"]
+    assert all(0 < row[f"batch {batch}"] < 1e6 for row in table["rows"] for batch in (1, 32))
+    assert torch.get_num_threads() == before
+    found = read_latencies(tmp_path)
+    assert set(found) == {("mine", h, b) for h in ("linear", "fc", "xnidr") for b in (1, 32)}
+    # The newest figure counts.
+    append_latencies(tmp_path, [Latency("mine", "fc", 1, 12.5)])
+    assert read_latencies(tmp_path)["mine", "fc", 1] == 12.5
+    assert read_latencies(tmp_path / "none") == {}
+    assert main(["bench", "heads", "--results", str(tmp_path / "none")]) == 1
+    assert "holds no rows of experiments" in capsys.readouterr().err

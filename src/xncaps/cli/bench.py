@@ -184,13 +184,13 @@ def bench_heads(
 
     Example: xncaps bench heads
     """
-    from xncaps.experiments import read_accuracy
+    from xncaps.experiments import known_rows
     from xncaps.experiments.latency import append_latencies, latency_table, measure_heads
 
     def tell(line: str) -> None:
         typer.echo(line, err=True)
 
-    latencies = measure_heads(read_accuracy(folder), seconds, tell)
+    latencies = measure_heads(known_rows(folder), seconds, tell)
     append_latencies(folder, latencies)
     table = latency_table(latencies)
     typer.echo(json_text(table.as_dict()) if as_json else str(table))

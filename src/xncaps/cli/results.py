@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from xncaps.errors import RunError
-from xncaps.experiments import read_accuracy
+from xncaps.experiments import known_rows
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.system import write_whole
 from xncaps.training import check_extra
@@ -34,9 +33,7 @@ def results(
 
     Example: xncaps results --table mnist
     """
-    rows = read_accuracy(folder)
-    if not rows:
-        raise RunError(f"{folder}: holds no rows of experiments. Run one of recipes/ first.")
+    rows = known_rows(folder)
     for path in update or []:
         before = path.read_text(encoding="utf-8")
         after = fill_in(before, tables_of(rows))

@@ -121,6 +121,14 @@ def read_accuracy(folder: Path) -> list[Row]:
     return list(rows.values())
 
 
+def known_rows(folder: Path) -> list[Row]:
+    """The rows of a folder, which must have some."""
+    rows = read_accuracy(folder)
+    if not rows:
+        raise RunError(f"{folder}: holds no rows of experiments. Run one of recipes/ first.")
+    return rows
+
+
 def _parse(line: dict[str, str]) -> Row:
     kinds: dict[str, Any] = {
         "curve": lambda text: tuple(map(float, text.split())),
