@@ -1,20 +1,16 @@
 """How long the heads of the experiments take: packed, from pooled features to scores."""
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from xncaps import __version__, kernels
 from xncaps.bench.timing import Task, best_times
 from xncaps.deploy import pack
-from xncaps.experiments.rows import Row
+from xncaps.experiments.rows import FACTS, Row, facts
 from xncaps.models import create_model
 from xncaps.results import append_rows, read_rows
-from xncaps.system import commit, cpu_name
 from xncaps.text import Table
 from xncaps.training import Config
 
@@ -32,7 +28,6 @@ class Latency:
     microseconds: float
 
 
-FACTS = ("date", "commit", "cpu", "threads", "python", "torch", "xncaps", "kernel")
 COLUMNS = (*FACTS, *(field.name for field in fields(Latency)))
 
 
@@ -85,16 +80,7 @@ def latency_table(latencies: Sequence[Latency]) -> Table:
 
 def append_latencies(folder: Path, latencies: Sequence[Latency]) -> None:
     """Add the figures to the folder's file."""
-    known = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "cpu": cpu_name(),
-        "threads": 1,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "xncaps": __version__,
-        "kernel": kernels.selected(),
-    }
+    known = {**facts(), "threads": 1}
     folder.mkdir(parents=True, exist_ok=True)
     append_rows(folder / NAME, COLUMNS, ({**known, **vars(each)} for each in latencies))
 

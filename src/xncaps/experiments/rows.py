@@ -66,6 +66,8 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+FACTS = COLUMNS[-8:]
+"""The columns of :func:`facts`."""
 
 
 def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tuning: bool) -> Row:
@@ -83,15 +85,22 @@ def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tunin
         minutes=result["seconds"] / 60,
         cpu_minutes=result["cpu_seconds"] / 60,
         config=run.config,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
-        cpu=cpu_name(),
-        threads=torch.get_num_threads(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        xncaps=__version__,
-        kernel=kernels.selected(),
+        **facts(),
     )
+
+
+def facts() -> dict[str, Any]:
+    """What a figure depends on besides its configuration: when, where and with what it came."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "xncaps": __version__,
+        "kernel": kernels.selected(),
+    }
 
 
 def append_row(folder: Path, row: Row) -> None:
