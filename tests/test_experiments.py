@@ -262,11 +262,24 @@ def test_a_row_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("0.5", "half"), (",7,", ",,"), ('""epochs""', '""epoch""'), ("{", "")]
+    ("old", "new"),
+    [
+        *(("0.5", "half"), ("0.5", "nan"), ("0.5", "50"), ("0.125", "-1"), (",7,", ",,")),
+        *(('""epochs""', '""epoch""'), ("{", ""), ("{", "[" * 100_000), ("accuracy", "score")),
+    ],
 )
 def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str) -> None:
     append_row(tmp_path, a_row())
     path = tmp_path / "accuracy.csv"
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(RunError, match=r"accuracy\.csv: line 2 is not what an experiment writes"):
+        read_accuracy(tmp_path)
+
+
+@pytest.mark.parametrize("junk", [b"\xff\xfe", b'"' + b"x" * 200_000])
+def test_what_is_no_csv_is_one_line(tmp_path: Path, junk: bytes) -> None:
+    append_row(tmp_path, a_row())
+    path = tmp_path / "accuracy.csv"
+    path.write_bytes(path.read_bytes() + junk)
+    with pytest.raises(RunError, match=r"accuracy\.csv: cannot be read as CSV"):
         read_accuracy(tmp_path)

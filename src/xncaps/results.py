@@ -19,8 +19,9 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     """
     if not path.exists():
         _make(path, columns)
-    with path.open(newline="", encoding="utf-8") as file:
-        header = next(csv.reader(file), [])
+    with path.open("rb") as binary:
+        first = binary.readline().decode("utf-8", "replace")
+    header = next(csv.reader([first]), [])
     if header != [*columns]:
         raise RunError(f"{path}: has other columns than this version writes. Move it away first.")
     handle = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -37,8 +38,11 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
     """All rows of a CSV file, as texts by column."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: cannot be read as CSV ({error}).") from None
 
 
 def _make(path: Path, columns: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from xncaps import __version__, kernels
-from xncaps.errors import InputError, RunError
+from xncaps.errors import RunError
 from xncaps.experiments.experiment import Planned
 from xncaps.results import append_rows, read_rows
 from xncaps.system import commit, cpu_name
@@ -123,7 +123,7 @@ def read_accuracy(folder: Path) -> list[Row]:
             continue
         try:
             row = _parse(line)
-        except (KeyError, TypeError, ValueError, InputError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             what = f"line {number} is not what an experiment writes ({error})."
             raise RunError(f"{path}: {what}") from None
         rows[row.key] = row
@@ -140,14 +140,21 @@ def known_rows(folder: Path) -> list[Row]:
 
 def _parse(line: dict[str, str]) -> Row:
     kinds: dict[str, Any] = {
-        "curve": lambda text: tuple(map(float, text.split())),
+        "curve": lambda text: tuple(map(_share, text.split())),
         "config": lambda text: Config.from_dict(json.loads(text)),
         **dict.fromkeys(("seed", "params", "head_params", "threads"), int),
-        **dict.fromkeys(("accuracy", "per_digit", "top2", "validation"), _number),
+        **dict.fromkeys(("accuracy", "per_digit", "top2", "validation"), _share_or_none),
         **dict.fromkeys(("minutes", "cpu_minutes"), float),
     }
     return Row(**{name: kinds.get(name, str)(line[name]) for name in COLUMNS})
 
 
-def _number(text: str) -> float | None:
-    return float(text) if text else None
+def _share_or_none(text: str) -> float | None:
+    return _share(text) if text else None
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{text!r} is no share")
+    return value
