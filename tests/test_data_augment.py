@@ -99,6 +99,52 @@ def test_moves_equal_plain_loops(always, shift, rotate, scale, flip, size, drawn
             torch.testing.assert_close(out[number, channel], expected, rtol=0, atol=5e-3)
 
 
+def spline(knots, place):
+    """A uniform cubic B-spline by its recursion, from four knots to one value."""
+
+    def basis(i, degree, t):
+        if degree == 0:
+            return 1.0 if i <= t < i + 1 else 0.0
+        rising = (t - i) / degree * basis(i, degree - 1, t)
+        return rising + (i + degree + 1 - t) / degree * basis(i + 1, degree - 1, t)
+
+    return sum(knot * basis(i, 3, place + 3) for i, knot in enumerate(knots))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (28, 28)])
+def test_bending_equals_plain_loops(size):
+    """Each pixel is read from where the spline surface over its place says."""
+    height, width = size
+    images = random_images(2, 1, height, width)
+    augment = Augment(bend=1.5)
+    drawn = augment.draw(2, size, seeded())
+    out = augment(images, drawn)
+    spans = drawn["bend"].shape[2] - 3
+    # From the field's own unit, half an image, to pixels; x comes first.
+    bends = drawn["bend"] * torch.tensor([width, height]).view(2, 1, 1) / 2
+    assert bends.abs().max() <= 1.5
+    for number in range(2):
+        pixels = images[number, 0].tolist()
+        knots_x, knots_y = bends[number].tolist()
+        for y in range(height):
+            for x in range(width):
+                down, across = (y + 0.5) / height * spans, (x + 0.5) / width * spans
+                move_x, move_y = (
+                    spline([spline(row, across) for row in knots], down)
+                    for knots in (knots_x, knots_y)
+                )
+                expected = bilinear(pixels, y + move_y, x + move_x)
+                assert out[number, 0, y, x].item() == pytest.approx(expected, abs=5e-3)
+
+
+def test_bends_that_are_all_the_same_shift(always):
+    images = random_images(3, 1, 8, 8)
+    always(1.0)
+    torch.testing.assert_close(
+        applied(Augment(bend=3), images), applied(Augment(shift=3), images), rtol=0, atol=5e-3
+    )
+
+
 @pytest.mark.parametrize(("rotate", "drawn", "turns"), [(90, 1.0, 1), (90, 0.0, -1), (180, 1.0, 2)])
 def test_right_angles_are_rot90(always, rotate, drawn, turns):
     images = random_images(3, 1, 9, 9)
@@ -206,6 +252,7 @@ NUMBER = "be a number from 0 to"
         ("shift", None, f"{NUMBER} 10000", "None"),
         ("shift", True, f"{NUMBER} 10000", "True"),
         ("rotate", 180.5, f"{NUMBER} 180", "180.5"),
+        ("bend", -0.5, f"{NUMBER} 10000", "-0.5"),
         ("scale", 1, f"{NUMBER} 0.99", "1"),
         ("scale", [0.1], f"{NUMBER} 0.99", "[0.1]"),
         ("flip", 1, "be true or false", "1"),
@@ -225,7 +272,7 @@ def test_values_that_are_refused(name, value, requirement, got):
 # --- batches ---
 
 PIXELS = Preprocess((0.4, 0.5), (0.2, 0.3))
-EVERYTHING = Augment(shift=2, rotate=20, scale=0.2, flip=True, crop=2, cutout=3)
+EVERYTHING = Augment(shift=2, rotate=20, scale=0.2, flip=True, crop=2, cutout=3, bend=1)
 
 
 def numbered(count):

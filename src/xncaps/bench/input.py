@@ -23,6 +23,7 @@ from torch.utils.data import Dataset as TorchDataset
 from xncaps.bench.timing import interleave
 from xncaps.bench.train import Stages
 from xncaps.data import Augment, Batches, Dataset, Preprocess, Splits, facts_of
+from xncaps.errors import InputError, message
 from xncaps.system import cpu_name
 from xncaps.text import text_table
 from xncaps.training.config import Config
@@ -43,6 +44,10 @@ class PerImage(TorchDataset[tuple[Tensor, int]]):
             Image.fromarray(array.squeeze(2) if array.shape[2] == 1 else array) for array in arrays
         ]
         self.labels = data.labels
+        if augment.bend:
+            raise InputError(
+                message("bench input", "bend", "be 0: PIL has no such transform", augment.bend)
+            )
         self.augment = augment
         self.mean = torch.tensor(preprocess.mean).view(-1, 1, 1)
         self.std = torch.tensor(preprocess.std).view(-1, 1, 1)

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from xncaps.errors import MOST, InputError, brief, message
 
 Draw = dict[str, Tensor]
+KNOTS = 7
+"""Of the field that bends an image, along each axis."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Augment:
         flip: mirrored left to right, half of the time.
         crop: moved by up to this many whole pixels along each axis, the edge reflected.
         cutout: a square of this side, anywhere, takes the mean colour.
+        bend: bent smoothly, each pixel by up to this many along each axis.
 
     >>> images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
     >>> augment = Augment(shift=2, rotate=10)
@@ -41,6 +44,7 @@ class Augment:
     flip: bool = False
     crop: int = 0
     cutout: int = 0
+    bend: float = 0.0
 
     def __post_init__(self) -> None:
         most = {"rotate": 180.0, "scale": 0.99, "crop": MOST, "cutout": MOST}
@@ -63,7 +67,7 @@ class Augment:
     @property
     def moves(self) -> bool:
         """Whether images are resampled."""
-        return bool(self.shift or self.rotate or self.scale)
+        return bool(self.shift or self.rotate or self.scale or self.bend)
 
     def draw(self, count: int, size: tuple[int, int], generator: torch.Generator) -> Draw:
         """What happens to each of ``count`` images of this height and width."""
@@ -89,6 +93,9 @@ class Augment:
             matrix = [torch.where(flip, -value, value) for value in matrix]
             matrix += [sin * (width / height), cos, down * (2 * self.shift / height)]
             drawn["matrix"] = torch.stack(matrix, dim=1).view(count, 2, 3)
+            if self.bend:
+                reach = 2 * self.bend / torch.tensor([width, height])
+                drawn["bend"] = uniform(2, KNOTS, KNOTS).mul_(2).sub_(1) * reach.view(2, 1, 1)
         if self.cutout:
             drawn["cutout"] = (uniform(2) * torch.tensor(size)).long()
         return drawn
@@ -99,6 +106,8 @@ class Augment:
             images = _crop_and_flip(images, drawn["crop"], drawn["flip"], self.crop)
         if "matrix" in drawn:
             grid = _grid(drawn["matrix"], *images.shape[2:])
+            if "bend" in drawn:
+                grid = grid + _field(drawn["bend"], *images.shape[2:])
             images = F.grid_sample(
                 images.float(), grid, "bilinear", padding_mode="border", align_corners=False
             )
@@ -125,6 +134,30 @@ def _grid(matrix: Tensor, height: int, width: int) -> Tensor:
     rows = (across * _places(width) + start)[:, :, None, :]
     columns = (down * _places(height))[..., None]
     return (rows + columns).permute(0, 2, 3, 1)
+
+
+def _field(knots: Tensor, height: int, width: int) -> Tensor:
+    """A smooth field, as far from 0 as its knots at most.
+
+    Shape:
+        ``(batch, 2, knots, knots)`` -> ``(batch, height, width, 2)``.
+    """
+    return torch.einsum("yk,bckl,xl->byxc", _basis(height), knots, _basis(width))
+
+
+@lru_cache(maxsize=8)
+def _basis(size: int) -> Tensor:
+    """How much each knot of a uniform cubic B-spline weighs at the middles of a line's pixels.
+
+    Shape:
+        ``(size, knots)``; each row sums to 1.
+    """
+    place = (torch.arange(size) + 0.5) / size * (KNOTS - 3)
+    first = place.long()
+    f = place - first
+    parts = [(1 - f) ** 3, 3 * f**3 - 6 * f**2 + 4, -3 * f**3 + 3 * f**2 + 3 * f + 1, f**3]
+    basis = torch.zeros(size, KNOTS)
+    return basis.scatter_(1, first[:, None] + torch.arange(4), torch.stack(parts, dim=1) / 6)
 
 
 @lru_cache(maxsize=8)
