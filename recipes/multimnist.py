@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
         "model": "convnet",
         "attach": "features",
         "epochs": 5,
-        "lr": 3e-3,
+        "lr": 1e-2,
     },
     variants=by_head("linear", "fc", "dr", "xnodr", "xnidr", "xnboth"),
     seeds=3,
