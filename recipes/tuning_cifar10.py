@@ -1,7 +1,7 @@
 """The learning rate of the CIFAR-10 experiment, chosen on held-out training images.
 
-One rate for all heads: the one with the best mean, and of rates within 0.1 points of it the smallest.
-The test images have no say.
+One rate for all heads: the one with the best mean, and of rates within 0.1 points of it the
+smallest. The test images have no say.
 """
 
 from xncaps.cli.experiment import run

@@ -17,6 +17,9 @@ from runs import FORKS
 from xncaps.errors import InputError, RunError
 from xncaps.experiments import Experiment, by_head, read_accuracy
 from xncaps.experiments.rows import append_row
+from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint, save_checkpoint
+from xncaps.training.stopping import StoppedError, StopRequests
+from xncaps.training.train import train
 
 TINY: dict[str, Any] = {
     "data": "sample",
@@ -155,6 +158,19 @@ def test_two_at_once_share_the_work(whole: Path, tmp_path: Path) -> None:
     assert (first.exitcode, second.exitcode) == (0, 0)
     assert figures(tmp_path) == figures(whole)
     assert lines(tmp_path) == 3
+
+
+def test_a_run_goes_on_though_a_setting_has_come_since(tmp_path: Path) -> None:
+    """A campaign lasts for days; a default that was not there when a run began changes nothing."""
+    config, folder = HEADS.config("linear", 0), tmp_path / "run"
+    with StopRequests() as stops, pytest.raises(StoppedError):
+        stops.asked = True
+        train(config, folder, stops=stops)
+    text, content = read_checkpoint(folder / "checkpoints", print) or (b"", b"")
+    checkpoint = parse_checkpoint(text, content)
+    del checkpoint.state["config"]["augment"]["bend"]
+    save_checkpoint(folder / "checkpoints", checkpoint)
+    assert train(config, folder, resume=True).accuracy > 0
 
 
 def test_asked_to_stop_it_says_how_to_go_on(tmp_path: Path) -> None:

@@ -247,7 +247,10 @@ class Loop:
             return
         checkpoint = parse_checkpoint(text, content)
         now = {"config": self.config.to_dict(), **self.surroundings()}
-        lines = differences({name: checkpoint.state.get(name) for name in now}, now)
+        begun = {name: checkpoint.state.get(name) for name in now}
+        # A setting that has come since then had its default.
+        begun["config"] = Config.from_dict(checkpoint.state["config"]).to_dict()
+        lines = differences(begun, now)
         soft = [line for line in lines if line.startswith(("threads:", "processes:"))]
         if len(soft) < len(lines):
             raise began_otherwise(self.folder, [line for line in lines if line not in soft])
