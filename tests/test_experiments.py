@@ -163,8 +163,9 @@ def test_two_at_once_share_the_work(whole: Path, tmp_path: Path) -> None:
 def test_a_run_goes_on_though_a_setting_has_come_since(tmp_path: Path) -> None:
     """A campaign lasts for days; a default that was not there when a run began changes nothing."""
     config, folder = HEADS.config("linear", 0), tmp_path / "run"
-    with StopRequests() as stops, pytest.raises(StoppedError):
-        stops.asked = True
+    stops = StopRequests()
+    stops.asked = True
+    with pytest.raises(StoppedError):
         train(config, folder, stops=stops)
     text, content = read_checkpoint(folder / "checkpoints", print) or (b"", b"")
     checkpoint = parse_checkpoint(text, content)
