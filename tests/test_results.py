@@ -15,7 +15,7 @@ from xncaps.cli.main import main
 from xncaps.errors import InputError
 from xncaps.experiments import Experiment, read_accuracy
 from xncaps.experiments.latency import Latency, append_latencies, read_latencies
-from xncaps.experiments.plots import draw_all
+from xncaps.experiments.plots import digest_of, draw_all
 from xncaps.experiments.rows import append_row
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.paper import paper_tables
@@ -65,6 +65,13 @@ def test_every_table_is_in_the_document() -> None:
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for name in tables_of(ROWS):
         assert f"<!-- table: {name} -->" in text, name
+
+
+@pytest.mark.parametrize("name", ["parameters", "latency", "minutes", "curves"])
+def test_pictures_in_the_document_are_those_of_the_rows(name: str) -> None:
+    assert f"](plots/{name}.svg)" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs" / "plots" / f"{name}.svg").read_text(encoding="utf-8")
+    assert digest_of(ROWS, read_latencies(ROOT / "results")) in picture
 
 
 def spread_rows(**by_variant: list[float]) -> list[Any]:
@@ -150,7 +157,7 @@ def test_pictures_depend_on_the_rows_alone() -> None:
     # A head that was not timed is left out of that picture, and of no other.
     fewer = draw_all(rows, {("mine", "fc", 1): 3.5})
     assert b">xnidr<" not in fewer["latency.svg"]
-    assert fewer["curves.svg"] == first["curves.svg"]
+    assert b">xnidr<" in fewer["curves.svg"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,17 @@
 """Pictures of the experiments, as SVG whose bytes depend on nothing but the rows."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from statistics import fmean
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from xncaps.experiments.rows import Row
 from xncaps.experiments.statistics import Spread
@@ -29,29 +33,38 @@ Place = Callable[[Row], float | None]
 
 
 def draw_all(rows: Sequence[Row], latencies: Latencies) -> dict[str, bytes]:
-    """All pictures, by the names of their files."""
-    shown = [row for row in rows if row.accuracy is not None and row.variant in HEADS]
+    """All pictures, by the names of their files: of experiments that compare heads as they are."""
+    others = {row.experiment for row in rows if row.accuracy is None or row.variant not in HEADS}
+    shown = [row for row in rows if row.experiment not in others]
+    digest = digest_of(rows, latencies)
 
     def latency(row: Row) -> float | None:
         return latencies.get((row.experiment, row.variant, 1))
 
-    return {
+    figures = {
         "parameters.svg": _scatter(shown, "parameters of the network", lambda row: row.params),
         "latency.svg": _scatter(shown, "µs in the packed head, one image, one thread", latency),
         "minutes.svg": _scatter(shown, "minutes of training, one core", lambda r: r.cpu_minutes),
         "curves.svg": _curves(shown),
     }
+    return {name: _svg(figure, digest) for name, figure in figures.items()}
 
 
-def _scatter(rows: Sequence[Row], label: str, place: Place) -> bytes:
+def digest_of(rows: Sequence[Row], latencies: Latencies) -> str:
+    """What stands in the pictures of these figures, so that one can see if they are stale."""
+    values = [(*row.key, row.accuracy, row.curve, row.params, row.cpu_minutes) for row in rows]
+    text = json.dumps([values, sorted(latencies.items())])
+    return f"sha256 of the figures: {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
     """Accuracy against something: a panel for each experiment, a mark for each head."""
+    rows = [row for row in rows if place(row) is not None]
     figure, panels = _panels(rows)
     for name, axes in panels.items():
         mine = [row for row in rows if row.experiment == name]
         for head, values in accuracies(mine).items():
             places = [x for row in mine if row.variant == head and (x := place(row)) is not None]
-            if not places:
-                continue
             spread = Spread.of([100 * value for value in values.values()])
             colour, mark = HEADS[head]
             axes.errorbar(
@@ -66,15 +79,14 @@ def _scatter(rows: Sequence[Row], label: str, place: Place) -> bytes:
                 label=head,
             )
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(_short))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _round_ticks(axes.xaxis)
         axes.margins(0.15, 0.15)
         _dress(axes, name, label, "test accuracy, %")
-    return _svg(figure)
+    _name_heads(figure, panels)
+    return figure
 
 
-def _curves(rows: Sequence[Row]) -> bytes:
+def _curves(rows: Sequence[Row]) -> Figure:
     """Error on the held-out images epoch by epoch: the mean, and a band of one deviation."""
     figure, panels = _panels(rows)
     for name, axes in panels.items():
@@ -96,11 +108,11 @@ def _curves(rows: Sequence[Row]) -> bytes:
             axes.plot(epochs, means, color=colour, marker=mark, markersize=3, label=head)
             axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(_short))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        _round_ticks(axes.yaxis)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         _dress(axes, name, "epoch", "wrong on held-out images, %")
-    return _svg(figure)
+    _name_heads(figure, panels)
+    return figure
 
 
 def _panels(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
@@ -121,8 +133,31 @@ def _dress(axes: Axes, name: str, across: str, up: str) -> None:
     axes.grid(color=FAINT, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(REST)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, frameon=False)
+
+
+def _name_heads(figure: Figure, panels: Mapping[str, Axes]) -> None:
+    """One legend for all panels."""
+    marks: dict[str, Artist] = {}
+    for axes in panels.values():
+        handles, labels = axes.get_legend_handles_labels()
+        marks |= dict(zip(labels, handles, strict=True))
+    named = [head for head in HEADS if head in marks]
+    if named:
+        figure.legend(
+            [marks[head] for head in named],
+            named,
+            loc="outside lower center",
+            ncols=len(HEADS),
+            fontsize=8,
+            frameon=False,
+        )
+
+
+def _round_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, ..."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axis.set_major_formatter(FuncFormatter(_short))
+    axis.set_minor_locator(NullLocator())
 
 
 def _short(value: float, _: object = None) -> str:
@@ -137,8 +172,9 @@ def _short(value: float, _: object = None) -> str:
     return f"{value:g}"
 
 
-def _svg(figure: Figure) -> bytes:
+def _svg(figure: Figure, digest: str) -> bytes:
     file = BytesIO()
+    metadata = {"Date": None, "Creator": None, "Description": digest}
     with rc_context({"svg.hashsalt": "xncaps", "svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(file, format="svg", metadata=metadata)
     return file.getvalue()
