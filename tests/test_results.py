@@ -130,6 +130,18 @@ def test_the_tuning_table_shows_validation_only() -> None:
     assert list(tables_of(rows)) == ["tuning"]
 
 
+def test_other_choices_have_tables_of_their_own() -> None:
+    rows = [
+        a_row(accuracy=None, variant=f"ema-{ema}", validation=0.5 + ema / 4, config=Config(ema=ema))
+        for ema in (0.0, 0.5)
+    ]
+    table = tables_of(rows)["mine"]
+    assert [(line[0], line[2]) for line in table.rows] == [
+        ("ema-0.0", "50.00"),
+        ("ema-0.5", "62.50"),
+    ]
+
+
 def test_blocks_are_filled_and_nothing_else_is_touched() -> None:
     tables = tables_of([a_row()])
     text = "a\n<!-- table: mine -->\nold\n<!-- end -->\nb\n<!-- table: other -->\nx\n<!-- end -->\n"

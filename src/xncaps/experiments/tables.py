@@ -1,6 +1,7 @@
 """What the rows say, as tables: generated, never typed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xncaps.errors import InputError, look_up, message
 from xncaps.experiments.rows import Row
@@ -21,18 +22,30 @@ ONE_SEED = (
     "Accuracy and differences in percent points on the test images."
 )
 
+CHOSEN = "Accuracy in percent on held-out training images, one seed."
+
 
 def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
     """All tables that the rows give, by name."""
     tables: dict[str, Table] = {}
+    rates: list[Row] = []
     for name in dict.fromkeys(row.experiment for row in rows):
         mine = [row for row in rows if row.experiment == name]
         if all(row.accuracy is not None for row in mine):
             tables[name] = experiment_table(name, mine)
-    tuning = [row for row in rows if row.accuracy is None]
-    if tuning:
-        tables["tuning"] = tuning_table(tuning)
+        elif _differ_in_rate(mine):
+            rates += mine
+        else:
+            tables[name] = choice_table(name, mine)
+    if rates:
+        tables["tuning"] = tuning_table(rates)
     return tables
+
+
+def _differ_in_rate(rows: Sequence[Row]) -> bool:
+    """Whether nothing but the head, its loss and the learning rate differs."""
+    rest = [replace(row.config, head=None, loss="margin", lr=1.0) for row in rows]
+    return all(config == rest[0] for config in rest)
 
 
 def table_of(rows: Sequence[Row], name: str) -> Table:
@@ -110,8 +123,18 @@ def tuning_table(rows: Sequence[Row]) -> Table:
         "Learning rates, judged on 5,000 held-out training images",
         ("data", "head", *(f"{rate:g}" for rate in rates)),
         lines,
-        "Accuracy in percent after the few epochs of the tuning recipes, one seed.",
+        CHOSEN,
     )
+
+
+def choice_table(name: str, rows: Sequence[Row]) -> Table:
+    """Accuracy on held-out training images for each variant that was tried."""
+    lines = [
+        (row.variant, row.params, _percent(row.validation), f"{row.cpu_minutes:.1f}")
+        for row in rows
+    ]
+    columns = ("variant", "parameters", "validation", "minutes")
+    return Table(name, f"{name}: {described(rows[0])}", columns, lines, CHOSEN)
 
 
 def percent(spread: Spread) -> str:
