@@ -16,7 +16,7 @@ EXPERIMENT = Experiment(
         "attach": "features",
         "options": {"width": 1.5},
         "epochs": 5,
-        "lr": 3e-3,
+        "lr": 1e-2,
         "augment": {"crop": 2, "flip": True},
     },
     variants=by_head("linear", "fc", "dr", "xnodr", "xnidr"),

@@ -121,11 +121,11 @@ def test_the_tuning_table_shows_validation_only() -> None:
         ]
     ]
     table = tables_of(rows)["tuning"]
-    assert table.columns == ("data", "head", "0.01", "0.1")
+    assert table.columns == ("data, network", "head", "0.01", "0.1")
     assert list(table.rows) == [
-        ("MNIST", "fc", "75.00", "50.00"),
-        ("MNIST", "dr", "25.00", None),
-        ("MNIST", "mean", "50.00", None),
+        ("MNIST, convnet", "fc", "75.00", "50.00"),
+        ("MNIST, convnet", "dr", "25.00", None),
+        ("MNIST, convnet", "mean", "50.00", None),
     ]
     assert list(tables_of(rows)) == ["tuning"]
 

@@ -108,7 +108,7 @@ def tuning_table(rows: Sequence[Row]) -> Table:
     cells: dict[tuple[str, str], dict[float, float]] = {}
     for row in rows:
         config = row.config
-        key = DATA.get(config.data, config.data), str(config.head)
+        key = f"{DATA.get(config.data, config.data)}, {config.model}", str(config.head)
         if row.validation is not None:
             cells.setdefault(key, {})[config.lr] = row.validation
     lines: list[tuple[object, ...]] = []
@@ -121,7 +121,7 @@ def tuning_table(rows: Sequence[Row]) -> Table:
     return Table(
         "tuning",
         "Learning rates, judged on 5,000 held-out training images",
-        ("data", "head", *(f"{rate:g}" for rate in rates)),
+        ("data, network", "head", *(f"{rate:g}" for rate in rates)),
         lines,
         CHOSEN,
     )
