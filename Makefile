@@ -42,7 +42,8 @@ bench: $(VENV)/.installed-dev ## how fast everything is on this machine; appends
 reproduce-quick: $(VENV)/.installed ## train the cheapest row of the results again, and compare
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/sample.py --only xnidr --seeds 0 --again
 
-CAMPAIGN := sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss
+CAMPAIGN := $(addprefix tuning_,mnist multimnist cifar10 mobilenetv2 resnet50) \
+	sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss
 
 campaign: $(VENV)/.installed ## every experiment, a row in results/ for each run; goes on where it stopped
 	for name in $(CAMPAIGN); do $(BIN)/python recipes/$$name.py || exit 1; done
