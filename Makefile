@@ -46,7 +46,8 @@ CAMPAIGN := $(addprefix tuning_,mnist multimnist cifar10 mobilenetv2 resnet50) \
 	sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss
 
 campaign: $(VENV)/.installed ## every experiment, a row in results/ for each run; goes on where it stopped
-	for name in $(CAMPAIGN); do $(BIN)/python recipes/$$name.py || exit 1; done
+	trap "exit 130" INT TERM; status=0; \
+	for name in $(CAMPAIGN); do $(BIN)/python recipes/$$name.py || status=1; done; exit $$status
 
 results: $(VENV)/.installed ## make the tables and pictures of the documents anew from results/
 	$(BIN)/xncaps results --update README.md --update docs/results.md

@@ -197,17 +197,17 @@ def test_cache_sizes(tmp_path: Path) -> None:
 
 
 def test_commit_is_that_of_this_code_only(tmp_path: Path) -> None:
-    assert system.commit(tmp_path) == ""
+    assert system.commit.__wrapped__(tmp_path) == ""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "site").mkdir()
-    assert system.commit(tmp_path / "site") == ""  # a package that git knows nothing of
+    assert system.commit.__wrapped__(tmp_path / "site") == ""  # a package that git knows nothing of
     (tmp_path / "a.py").write_text("1")
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["add", "a.py"], [*who, "commit", "-qm", "one"]):
         subprocess.run(["git", "-C", tmp_path, *words], check=True)
-    assert re.fullmatch(r"[0-9a-f]{7,}", system.commit(tmp_path))
+    assert re.fullmatch(r"[0-9a-f]{7,}", system.commit.__wrapped__(tmp_path))
     (tmp_path / "a.py").write_text("2")
-    assert system.commit(tmp_path).endswith("-dirty")
+    assert system.commit.__wrapped__(tmp_path).endswith("-dirty")
 
 
 # Memory.

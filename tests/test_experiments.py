@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_rows import a_row
 from runs import FORKS
-from xncaps.errors import InputError, RunError
+from xncaps.cli.experiment import run as run_command
+from xncaps.errors import InputError
 from xncaps.experiments import Experiment, by_head, read_accuracy
 from xncaps.experiments.rows import append_row
 from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint, save_checkpoint
@@ -185,15 +186,96 @@ def test_asked_to_stop_it_says_how_to_go_on(tmp_path: Path) -> None:
     said = (tmp_path / "log").read_text()
     assert process.exitcode == 1
     assert "heads.py --results" in said.splitlines()[-1]
-    assert not (tmp_path / "results" / "accuracy.csv").exists()
+    assert read_accuracy(tmp_path / "results") == []
 
 
 def test_a_recipe_that_was_changed_is_refused(whole: Path) -> None:
     changed = replace(HEADS, base={**TINY, "lr": 0.5})
     status, said = finish(changed, whole)
     assert status == 2
-    assert said.splitlines()[-1].startswith("xncaps: heads, linear, seed 0: its row in ")
-    assert "lr: 0.003 -> 0.5" in said
+    line = said.splitlines()[-1]
+    assert line.startswith("xncaps: heads, linear, seed 0: the recipe must be that of its row in ")
+    assert "; got lr: 0.003 -> 0.5. Give the experiment another name" in line
+    status, said = finish(replace(HEADS, tuning=True), whole)
+    assert status == 2
+    assert "; got tuning: False -> True. " in said
+
+
+def test_a_run_that_was_begun_otherwise_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    status, said = finish(replace(HEADS, base={**TINY, "lr": 0.5}), tmp_path)
+    assert status == 2
+    assert "heads, linear, seed 0: the recipe must be that of " in said
+    assert said.rstrip().endswith("Remove the folder, or give the experiment another name.")
+
+
+def test_a_row_is_of_the_run_and_not_of_who_writes_it(whole: Path, tmp_path: Path) -> None:
+    """Killed between its end and its row, and written down by a process with other threads."""
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    status, said = finish(HEADS, tmp_path, "--threads", "2")
+    assert status == 0, said
+    assert figures(tmp_path) == figures(whole)
+    assert {row.threads for row in read_accuracy(tmp_path / "results")} == {1}
+    result = tmp_path / "runs" / "heads" / "linear" / "seed-0" / "result.json"
+    result.write_text(result.read_text().replace('"head_params"', '"heads"'))
+    (tmp_path / "results" / "accuracy.csv").unlink()
+    status, said = finish(HEADS, tmp_path)
+    assert status == 1
+    assert "xncaps: heads, linear, seed 0: its result.json lacks 'head_params'. " in said
+
+
+def test_a_run_does_not_go_on_with_other_threads(tmp_path: Path) -> None:
+    """Its row could never come out again."""
+    process = begin(Experiment("long", {**TINY, "epochs": 500}, by_head("linear"), 1), tmp_path)
+    while not list(tmp_path.glob("runs/long/linear/seed-0/checkpoints/*.json")):
+        assert process.is_alive()
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    long = Experiment("long", {**TINY, "epochs": 500}, by_head("linear"), 1)
+    status, said = finish(long, tmp_path, "--threads", "2")
+    assert status == 2
+    assert "threads: 1 -> 2" in said
+
+
+def test_rows_that_could_not_be_written_are_found_out_first(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    status, said = finish(HEADS, tmp_path)
+    assert status == 1
+    assert "epoch" not in said
+    (tmp_path / "results").unlink()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "accuracy.csv").write_text("a,b\n")
+    status, said = finish(HEADS, tmp_path)
+    assert status == 1
+    assert "has other columns than this version writes" in said
+    assert "epoch" not in said
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--seeds", "0,9"], "experiment heads: seeds must be from 0 to 1; got 9."),
+        (["--seeds", "9" * 5000], "train: seeds must look like 0-4 or 0,1,2; got '9999"),
+        (["--only", "fc"], "experiment heads: variant must be one of linear, xnidr; got 'fc'."),
+        (["--plan", "--again"], "heads: plan must stand alone; got both --plan and --again."),
+        (["--again"], "heads: again must find rows in "),
+    ],
+)
+def test_bad_usage_is_one_line(tmp_path: Path, args: list[str], says: str) -> None:
+    status, said = finish(HEADS, tmp_path, *args)
+    assert status == 2
+    assert len(said.splitlines()) == 1
+    assert said.startswith(f"xncaps: {says}")
+
+
+def test_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes would mix their runs."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["heads.py", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        run_command(HEADS, "A claim.")
+    assert caught.value.code == 2
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -213,6 +295,7 @@ def test_what_another_experiment_trained_is_taken_over(whole: Path, tmp_path: Pa
     status, said = finish(same, tmp_path)
     assert status == 0, said
     assert "epoch" not in said
+    assert said.rstrip().endswith("0 runs trained, 1 taken over")
     new = read_accuracy(tmp_path / "results")[-1]
     assert new == replace(row, experiment="same", variant="plain")
     # A run that chooses settings never sees a test figure, not even one that is there already.
@@ -245,58 +328,17 @@ def test_order_and_settings() -> None:
         (lambda: Experiment("x", {}, by_head("fc"), seeds=0), "seeds must be at least 1"),
         (lambda: Experiment("x", {}, by_head("fc"), more_seeds={"dr": 2}), "variant must be"),
         (lambda: HEADS.chosen(["fc"], None), "variant must be one of linear, xnidr; got 'fc'"),
-        (lambda: HEADS.chosen(["linear"], [1]), "seeds must be among those"),
+        (lambda: HEADS.chosen(["linear"], [1]), "seeds must be from 0 to 0; got 1"),
+        (lambda: Experiment("x", {}, {}), "variants must be at least one"),
+        (lambda: Experiment("x", {}, {"../up": {}}), "letters, digits, dots and dashes"),
+        (lambda: Experiment("a/b", {}, by_head("fc")), "letters, digits, dots and dashes"),
+        (lambda: Experiment("x", {"seed": 3}, by_head("fc")), "seed must be left"),
+        (lambda: Experiment("x", {"options": 5}, by_head("fc")), "options must be a mapping"),
+        (lambda: Experiment("x", {"data": "mnst"}, by_head("fc")).check(), "data must be one of"),
+        (lambda: Experiment("x", {}, by_head("fc", options={"widht": 2})).check(), "'widht'"),
     ],
 )
 def test_bad_experiments(make: Any, says: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert says in str(caught.value)
-
-
-def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
-    rows = [
-        a_row(),
-        a_row(variant='a, "b"', per_digit=0.75, top2=1.0),
-        a_row(seed=3, accuracy=None, validation=None, curve=()),
-    ]
-    for row in rows:
-        append_row(tmp_path, row)
-    assert read_accuracy(tmp_path) == rows
-    append_row(tmp_path, a_row(accuracy=0.75))  # the newest row of a run counts
-    assert read_accuracy(tmp_path) == [a_row(accuracy=0.75), *rows[1:]]
-    assert read_accuracy(tmp_path / "none") == []
-
-
-def test_a_row_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    append_row(tmp_path, a_row())
-    path = tmp_path / "accuracy.csv"
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"mine,dr,1,0.9")
-    assert read_accuracy(tmp_path) == [a_row()]
-    append_row(tmp_path, a_row(seed=2))
-    assert read_accuracy(tmp_path) == [a_row(), a_row(seed=2)]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        *(("0.5", "half"), ("0.5", "nan"), ("0.5", "50"), ("0.125", "-1"), (",7,", ",,")),
-        *(('""epochs""', '""epoch""'), ("{", ""), ("{", "[" * 100_000), ("accuracy", "score")),
-    ],
-)
-def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str) -> None:
-    append_row(tmp_path, a_row())
-    path = tmp_path / "accuracy.csv"
-    path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(RunError, match=r"accuracy\.csv: line 2 is not what an experiment writes"):
-        read_accuracy(tmp_path)
-
-
-@pytest.mark.parametrize("junk", [b"\xff\xfe", b'"' + b"x" * 200_000])
-def test_what_is_no_csv_is_one_line(tmp_path: Path, junk: bytes) -> None:
-    append_row(tmp_path, a_row())
-    path = tmp_path / "accuracy.csv"
-    path.write_bytes(path.read_bytes() + junk)
-    with pytest.raises(RunError, match=r"accuracy\.csv: cannot be read as CSV"):
-        read_accuracy(tmp_path)

@@ -48,6 +48,24 @@ def test_a_recipe_states_its_claim_and_its_rows_are_its_own(path: Path) -> None:
             assert not row.commit.endswith("-dirty")
 
 
+@pytest.mark.parametrize("name", ["mnist", "multimnist", "cifar10", "mobilenetv2", "resnet50"])
+def test_the_rate_is_the_one_that_tuning_chose(name: str) -> None:
+    """The best mean over the heads, and of rates within 0.1 points of it the smallest."""
+    tuning = experiment_of(ROOT / "recipes" / f"tuning_{name}.py")
+    found = {row.variant: row.validation for row in ROWS if row.experiment == tuning.name}
+    if set(found) < set(tuning.variants):  # not all of it has been run yet
+        assert not [row for row in ROWS if row.experiment == name and row.seed > 0]
+        return
+    means: dict[float, list[float]] = {}
+    for variant in tuning.variants:
+        means.setdefault(tuning.config(variant, 0).lr, []).append(found[variant] or 0.0)
+    best = max(map(fmean, means.values()))
+    chosen = min(rate for rate, values in means.items() if fmean(values) >= best - 0.001)
+    for path in (ROOT / "recipes").glob(f"{name}*.py"):
+        experiment = experiment_of(path)
+        assert {experiment.config(variant, 0).lr for variant in experiment.variants} == {chosen}
+
+
 def test_every_row_has_a_recipe() -> None:
     names = {experiment_of(path).name for path in RECIPES}
     assert {row.experiment for row in ROWS} <= names
@@ -136,7 +154,7 @@ def test_other_choices_have_tables_of_their_own() -> None:
         for ema in (0.0, 0.5)
     ]
     table = tables_of(rows)["mine"]
-    assert [(line[0], line[2]) for line in table.rows] == [
+    assert [(line[0], line[3]) for line in table.rows] == [
         ("ema-0.0", "50.00"),
         ("ema-0.5", "62.50"),
     ]
@@ -148,8 +166,37 @@ def test_blocks_are_filled_and_nothing_else_is_touched() -> None:
     filled = fill_in(text, tables)
     assert filled == text.replace("old", tables["mine"].to_markdown())
     assert fill_in(filled, tables) == filled
-    with pytest.raises(InputError, match="have an end"):
-        fill_in("<!-- table: mine -->\nold", tables)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- table: mine -->\nold",
+        "<!-- table: mine -->\nold\nprose\n<!-- table: other -->\nkeep\n<!-- end -->\n",
+    ],
+)
+def test_a_block_without_an_end_is_refused(text: str) -> None:
+    """What follows might be prose."""
+    with pytest.raises(InputError) as caught:
+        fill_in(text, tables_of([a_row()]))
+    assert str(caught.value) == "results: table mine must end in <!-- end -->; got no end."
+
+
+def test_every_block_of_a_name_is_filled_with_the_document_s_own_line_ends() -> None:
+    tables = tables_of([a_row()])
+    block = "<!-- table: mine -->\n<!-- end -->\n"
+    table = f"<!-- table: mine -->\n{tables['mine'].to_markdown()}\n<!-- end -->\n"
+    assert fill_in(f"a\n{block}b\n{block}", tables) == f"a\n{table}b\n{table}"
+    assert fill_in(block.replace(" -->\n", " --> \n", 1), tables) == table
+    windows = f"a\n{block}".replace("\n", "\r\n")
+    assert fill_in(windows, tables) == f"a\n{table}".replace("\n", "\r\n")
+
+
+def test_none_right_is_a_figure() -> None:
+    rows = [a_row(seed=s, accuracy=0.0, per_digit=v, top2=0.0) for s, v in enumerate((0.0, 0.5))]
+    table = table_of(rows, "mine")
+    line = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (line["per digit"], line["top-2"]) == ("25.00 ± 35.36", "0.00 ± 0.00")
 
 
 def test_pictures_depend_on_the_rows_alone() -> None:
@@ -166,6 +213,8 @@ def test_pictures_depend_on_the_rows_alone() -> None:
         assert picture.startswith(b"<?xml")
         for head in (b"fc", b"xnidr"):
             assert b">" + head + b"<" in picture
+    # A curve that is shorter, or has no error, draws all the same.
+    draw_all([*rows, a_row(variant="fc", seed=2, accuracy=1.0, curve=(1.0,))], latencies)
     # A head that was not timed is left out of that picture, and of no other.
     fewer = draw_all(rows, {("mine", "fc", 1): 3.5})
     assert b">xnidr<" not in fewer["latency.svg"]
@@ -193,6 +242,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--plots", str(tmp_path / "plots")]) == 0
     assert len(list((tmp_path / "plots").iterdir())) == 4
     assert main([*words, "--update", str(tmp_path / "none.md")]) == 1
+    page.write_bytes(b"\xff")
+    assert main([*words, "--update", str(page)]) == 1
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith(f"xncaps: {page}: cannot be read as UTF-8")
+    )
+    assert main([*words, "--update", str(page), "--json"]) == 2
+    assert capsys.readouterr().err == (
+        "xncaps: results: update and plots must stand alone; got also something to print.\n"
+    )
 
 
 def test_the_paper_has_our_figures_beside_its_own() -> None:

@@ -15,7 +15,8 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
     """Add rows to a CSV file, which gets its header when it is made.
 
     Each row is one whole write to the end of the file, so that runs that end at the same moment do
-    not mix; a row that a crash has cut short stays a line of its own.
+    not mix; a row that a crash has cut short stays a line of its own, which readers pass over. No
+    cell may hold a line break.
     """
     if not path.exists():
         _make(path, columns)
@@ -31,18 +32,44 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
         if os.read(handle, 1) != b"\n":
             os.write(handle, b"\n")
         for row in rows:
-            os.write(handle, _line([_cell(row[name]) for name in columns]))
+            _write(handle, _line([_cell(row[name]) for name in columns]))
+        os.fsync(handle)
     finally:
         os.close(handle)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """All rows of a CSV file, as texts by column."""
+    """All whole rows of a CSV file, as texts by column."""
+    return list(read_numbered(path).values())
+
+
+def read_numbered(path: Path) -> dict[int, dict[str, str]]:
+    """All whole rows of a CSV file, by the numbers of their lines."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
         raise RunError(f"{path}: cannot be read as CSV ({error}).") from None
+    cells = [_cells(line) for line in lines]
+    header = cells[0] or []
+    return {
+        number: dict(zip(header, row, strict=True))
+        for number, row in enumerate(cells[1:], start=2)
+        if row is not None and len(row) == len(header)
+    }
+
+
+def _cells(line: str) -> list[str] | None:
+    """The cells of a line; None if it was cut short."""
+    try:
+        return next(csv.reader([line], strict=True), None)
+    except csv.Error:
+        return None
+
+
+def _write(handle: int, content: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part first, and then complains."""
+    while content:
+        content = content[os.write(handle, content) :]
 
 
 def _make(path: Path, columns: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 try:
@@ -39,21 +40,26 @@ def cpu_name() -> str:
     return f"{name} ({', '.join(family)})" if family else name
 
 
+@cache
 def commit(folder: Path = Path(__file__).parent) -> str:
-    """The git commit of this very code, marked if it has been changed; empty outside a checkout."""
-    git = ["git", "-C", os.fspath(folder)]
+    """The git commit of this very code, marked if it has been changed; empty outside a checkout.
+
+    It is asked for once: a process goes on with the code that it has loaded.
+    """
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", os.fspath(folder), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     try:
         # An installed package may lie inside the checkout of something else.
-        subprocess.run([*git, "ls-files", "--error-unmatch", "."], check=True, capture_output=True)
-        said = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--exclude", "*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        git("ls-files", "--error-unmatch", ".")
+        name = git("describe", "--always", "--exclude", "*")
+        # Other files, such as those of the results, may have changed.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":/csrc")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return said.stdout.strip()
+    return f"{name}-dirty" if changed else name
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -190,7 +190,9 @@ def bench_heads(
     def tell(line: str) -> None:
         typer.echo(line, err=True)
 
-    latencies = measure_heads(known_rows(folder), seconds, tell)
+    rows = known_rows(folder)
+    append_latencies(folder, [])  # can it be written?
+    latencies = measure_heads(rows, seconds, tell)
     append_latencies(folder, latencies)
     table = latency_table(latencies)
     typer.echo(json_text(table.as_dict()) if as_json else str(table))

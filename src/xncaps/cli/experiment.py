@@ -1,17 +1,18 @@
 """The command that every file in ``recipes/`` is."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from xncaps.cli.display import make_display
 from xncaps.cli.main import guarded
-from xncaps.errors import RunError
+from xncaps.errors import InputError, RunError, message
 from xncaps.experiments import Experiment
 from xncaps.text import text_table
 from xncaps.training import check_extra
@@ -35,43 +36,57 @@ def _command(experiment: Experiment) -> Callable[..., None]:
         plan: Annotated[bool, typer.Option("--plan", help="Print the runs, train none.")] = False,
         again: Annotated[
             bool,
-            typer.Option("--again", help="Train again what has a row, and compare; write none."),
+            typer.Option(
+                "--again",
+                help="Train again what has a row, and compare; nothing is written. Ends with 1 if "
+                "another figure comes out, with 0 if the row is of another machine.",
+            ),
         ] = False,
         results: Annotated[Path, typer.Option(help="The folder of the rows.")] = Path("results"),
-        runs: Annotated[Path, typer.Option(help="The folder of the runs.")] = Path("runs"),
+        runs: Annotated[
+            Path,
+            typer.Option(help="The folder of the runs; processes at work together must share it."),
+        ] = Path("runs"),
         data_dir: Annotated[Path | None, typer.Option(help="Look for data here first.")] = None,
-        threads: Annotated[int, typer.Option(help="Threads to use.", min=1, max=1024)] = 1,
+        threads: Annotated[
+            int | None,
+            typer.Option(
+                help="Threads of a run, which change its last digits; 1 if not given, and with "
+                "--again those of the row.",
+                min=1,
+                max=1024,
+            ),
+        ] = None,
     ) -> None:
         check_extra()
-        from xncaps.experiments.campaign import find_row, has_row, repeat, run_experiment, told
+        from xncaps.experiments.campaign import find_row, repeat, run_experiment, told
 
-        torch.set_num_threads(threads)
+        where = experiment.name
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            hint = "Several processes share an experiment when each is started by itself."
+            raise InputError(message(where, "the command", "not run under torchrun", "it", hint))
+        if plan and again:
+            raise InputError(message(where, "plan", "stand alone", "both --plan and --again"))
+        experiment.check()
         chosen = experiment.chosen(only, parse_seeds(seeds) if seeds is not None else None)
         if plan:
-            lines = []
-            for each in chosen:
-                row = find_row(results, each)
-                has_row(results, each)
-                lines.append([each.variant, each.seed, told(row) if row else None])
+            found = [(each, find_row(results, each, experiment.tuning)) for each in chosen]
+            lines = [[run.variant, run.seed, told(row) if row else None] for run, row in found]
             typer.echo(text_table(["variant", "seed", "row"], lines))
             return
-        display = make_display()
+        keywords: dict[str, Any] = {
+            "data_dir": data_dir,
+            "display": make_display(),
+            "go_on": shlex.join([Path(sys.executable).name, *sys.argv]),
+        }
         if again:
-            same = [repeat(each, results, data_dir, display) for each in chosen]
-            if not all(same):
+            if not repeat(experiment, chosen, results, threads=threads, **keywords):
                 raise RunError("not every row came out again.")
             return
-        outcome = run_experiment(
-            experiment,
-            chosen,
-            results,
-            runs,
-            data_dir=data_dir,
-            display=display,
-            go_on=shlex.join([Path(sys.executable).name, *sys.argv]),
-        )
-        display.say(str(outcome))
+        torch.set_num_threads(threads or 1)
+        outcome = run_experiment(experiment, chosen, results, runs, **keywords)
+        typer.echo(str(outcome))
         if outcome.failed:
-            raise RunError(f"failed: {'; '.join(outcome.failed)}.")
+            raise RunError(f"failed: {'; '.join(map(str, outcome.failed))}.")
 
     return command

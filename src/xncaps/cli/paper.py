@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xncaps.experiments import read_accuracy
-from xncaps.paper import TABLES, paper_tables
+from xncaps.paper import MEASURED, TABLES, paper_tables
 
 
 def paper(
@@ -23,7 +23,8 @@ def paper(
 
     Example: xncaps paper --table params
     """
-    tables = paper_tables(table, read_accuracy(results))
+    measured = table is None or table in MEASURED
+    tables = paper_tables(table, read_accuracy(results) if measured else ())
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in tables], indent=2, ensure_ascii=False))
     else:

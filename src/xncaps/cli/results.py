@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from xncaps.errors import InputError, RunError, message
 from xncaps.experiments import known_rows
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.system import write_whole
@@ -14,7 +15,8 @@ from xncaps.training import check_extra
 
 def results(
     table: Annotated[
-        str | None, typer.Option(help="Only this table: an experiment's name.")
+        str | None,
+        typer.Option(help="Only this one: an experiment's name, or tuning for learning rates."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print for a document.")] = False,
     update: Annotated[
@@ -33,9 +35,12 @@ def results(
 
     Example: xncaps results --table mnist
     """
+    if (update or plots) and (table is not None or markdown or as_json):
+        got = "also something to print"
+        raise InputError(message("results", "update and plots", "stand alone", got))
     rows = known_rows(folder)
     for path in update or []:
-        before = path.read_text(encoding="utf-8")
+        before = _read(path)
         after = fill_in(before, tables_of(rows))
         if after != before:
             write_whole(path, after.encode())
@@ -51,10 +56,18 @@ def results(
             typer.echo(f"{plots / name}")
     if update or plots:
         return
-    tables = [table_of(rows, table)] if table else list(tables_of(rows).values())
+    tables = list(tables_of(rows).values()) if table is None else [table_of(rows, table)]
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in tables], indent=2, ensure_ascii=False))
     elif markdown:
         typer.echo("\n\n".join(each.to_markdown() for each in tables))
     else:
         typer.echo("\n\n".join(str(each) for each in tables))
+
+
+def _read(path: Path) -> str:
+    """The text of a document, with the line ends that it has."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: cannot be read as UTF-8 ({error}).") from None

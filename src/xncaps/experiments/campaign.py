@@ -12,15 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from xncaps.errors import InputError
+import torch
+
+from xncaps.errors import InputError, message
 from xncaps.experiments.experiment import Experiment, Planned
-from xncaps.experiments.rows import Row, append_row, read_accuracy, row_of
+from xncaps.experiments.rows import Row, append_row, read_accuracy, ready, row_of
+from xncaps.system import commit
 from xncaps.training.config import differences
 from xncaps.training.display import Display
 from xncaps.training.finish import Result
 from xncaps.training.log import read_rows
 from xncaps.training.loop import DivergedError
 from xncaps.training.processes import LockedError, only_writer
+from xncaps.training.run import Folder, read_config
 from xncaps.training.stopping import StoppedError, StopRequests
 from xncaps.training.train import train
 
@@ -29,16 +33,18 @@ from xncaps.training.train import train
 class Outcome:
     """What became of the runs of a campaign."""
 
-    before: list[Planned] = field(default_factory=list)
-    done: list[Row] = field(default_factory=list)
-    elsewhere: list[Planned] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    trained: int = 0
+    taken_over: int = 0
+    before: int = 0
+    elsewhere: int = 0
+    failed: list[Planned] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """As in ``3 runs trained, 2 had a row, 1 is under way in another process``."""
-        parts = [f"{len(self.done)} run{'s' * (len(self.done) != 1)} trained"]
-        parts += [f"{len(self.before)} had a row"] if self.before else []
-        parts += [f"{len(self.elsewhere)} under way elsewhere"] if self.elsewhere else []
+        """As in ``3 runs trained, 2 had a row, 1 under way elsewhere``."""
+        parts = [f"{self.trained} run{'s' * (self.trained != 1)} trained"]
+        parts += [f"{self.taken_over} taken over"] if self.taken_over else []
+        parts += [f"{self.before} had a row"] if self.before else []
+        parts += [f"{self.elsewhere} under way elsewhere"] if self.elsewhere else []
         parts += [f"{len(self.failed)} failed"] if self.failed else []
         return ", ".join(parts)
 
@@ -66,6 +72,8 @@ def run_experiment(
     """
     display = display or Display()
     outcome = Outcome()
+    commit()  # of the code that is loaded now
+    ready(results)
     with StopRequests() as stops:
         for run in runs:
             if stops.asked:
@@ -74,12 +82,15 @@ def run_experiment(
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with only_writer(path.with_name(f".{path.name}.lock")):
-                    if has_row(results, run):
-                        outcome.before.append(run)
+                    if find_row(results, run, experiment.tuning):
+                        outcome.before += 1
                         continue
                     display.say(f"-- {run}")
                     row = None if experiment.tuning else _same_elsewhere(results, run)
-                    if row is None:
+                    if row is not None:
+                        outcome.taken_over += 1
+                    else:
+                        check_begun(run, path)
                         result = train(
                             run.config,
                             path,
@@ -88,68 +99,102 @@ def run_experiment(
                             display=display,
                             stops=stops,
                             go_on=go_on,
+                            exact=True,
                         )
                         row = row_of(run, result.values, _curve(result), experiment.tuning)
-                    append_row(results, row)
-                    outcome.done.append(row)
+                        outcome.trained += 1
+                    # Somebody with another folder of runs may have been here meanwhile.
+                    if not find_row(results, run, experiment.tuning):
+                        append_row(results, row)
                     display.say(f"-- {run}: {told(row)}")
             except LockedError:
-                outcome.elsewhere.append(run)
+                outcome.elsewhere += 1
             except DivergedError as error:  # one run's numbers: the others may go well
-                outcome.failed[str(run)] = str(error)
+                outcome.failed.append(run)
                 display.say(f"-- {run}: {error}")
     return outcome
 
 
-def has_row(results: Path, run: Planned) -> bool:
-    """Whether a run has ended; refuses a row of the same name that was trained otherwise."""
-    row = find_row(results, run)
+def find_row(results: Path, run: Planned, tuning: bool) -> Row | None:
+    """The row of a run, if it has ended; one of the same name that is of another run is refused."""
+    row = next((row for row in read_accuracy(results) if row.key == run.key), None)
     if row is None:
-        return False
+        return None
     lines = differences(row.config.to_dict(), run.config.to_dict())
+    if (row.accuracy is None) != tuning:
+        lines.append(f"tuning: {row.accuracy is None} -> {tuning}")
     if lines:
-        raise InputError(
-            f"{run}: its row in {results} was trained otherwise ({'; '.join(lines)}). "
-            "Give the experiment another name, or remove the row."
-        )
-    return True
+        requirement = f"be that of its row in {results}"
+        hint = "Give the experiment another name, or remove the row."
+        raise InputError(message(str(run), "the recipe", requirement, "; ".join(lines), hint))
+    return row
 
 
-def find_row(results: Path, run: Planned) -> Row | None:
-    """The row of a run, if it has ended."""
-    return next((row for row in read_accuracy(results) if row.key == run.key), None)
+def check_begun(run: Planned, path: Path) -> None:
+    """Refuse to go on in a folder that was begun with another recipe."""
+    if (path / "config.json").exists():
+        begun = read_config(Folder(path)).to_dict()
+        lines = differences(begun, run.config.to_dict())
+        if lines:
+            hint = "Remove the folder, or give the experiment another name."
+            got = "; ".join(lines)
+            raise InputError(message(str(run), "the recipe", f"be that of {path}", got, hint))
 
 
 def _same_elsewhere(results: Path, run: Planned) -> Row | None:
     """The row of a run if another experiment has trained the very same configuration."""
     for row in read_accuracy(results):
-        if row.accuracy is not None and row.config == run.config:
+        if row.accuracy is not None and row.config.to_dict() == run.config.to_dict():
             return replace(row, experiment=run.experiment, variant=run.variant)
     return None
 
 
-def repeat(run: Planned, results: Path, data_dir: Path | None, display: Display) -> bool:
-    """Train a run that has a row once more; returns whether the same came out.
+def repeat(
+    experiment: Experiment,
+    runs: Sequence[Planned],
+    results: Path,
+    *,
+    threads: int | None = None,
+    data_dir: Path | None = None,
+    display: Display | None = None,
+    go_on: str = "",
+) -> bool:
+    """Train runs that have a row once more; returns whether the same came out of each.
 
-    Only the machine, the threads and the versions of the row promise that, so elsewhere whatever
-    comes out is told and taken.
+    Only the machine, the threads and the versions of a row promise that, so where one of these is
+    another, whatever comes out is told and taken.
+
+    Args:
+        experiment, runs, results, data_dir, display, go_on: as in :func:`run_experiment`.
+        threads: to use; as many as the row tells if not given.
     """
-    row = find_row(results, run)
-    if row is None or not has_row(results, run):
-        raise InputError(f"{run}: has no row in {results} yet.")
-    with TemporaryDirectory() as folder:
-        result = train(run.config, Path(folder) / "run", data_dir=data_dir, display=display)
-        new = row_of(run, result.values, _curve(result), tuning=row.accuracy is None)
-    same = _figures(new) == _figures(row)
-    display.say(f"-- {run}: row {told(row)}, again {told(new)}: {'the same' if same else 'OTHER'}")
-    lines = [
-        f"{name} {getattr(row, name)} -> {getattr(new, name)}"
-        for name in ("cpu", "threads", "torch", "xncaps", "kernel")
-        if getattr(row, name) != getattr(new, name)
-    ]
-    if lines and not same:
-        display.say(f"the row was measured otherwise, so it may differ: {'; '.join(lines)}")
-    return same or bool(lines)
+    display = display or Display()
+    rows = [find_row(results, run, experiment.tuning) for run in runs]
+    missing = [str(run) for run, row in zip(runs, rows, strict=True) if row is None]
+    if missing:
+        got = f"none of {'; '.join(missing)}"
+        raise InputError(message(experiment.name, "again", f"find rows in {results}", got))
+    every = True
+    for run, row in zip(runs, rows, strict=True):
+        if row is None:
+            continue
+        torch.set_num_threads(threads or row.threads)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "run"
+            result = train(run.config, path, data_dir=data_dir, display=display, go_on=go_on)
+            new = row_of(run, result.values, _curve(result), experiment.tuning)
+        same = _figures(new) == _figures(row)
+        verdict = "the same" if same else "OTHER"
+        display.say(f"-- {run}: row {told(row)}, again {told(new)}: {verdict}")
+        lines = [
+            f"{name} {getattr(row, name)} -> {getattr(new, name)}"
+            for name in ("cpu", "threads", "torch", "kernel")
+            if getattr(row, name) != getattr(new, name)
+        ]
+        if lines and not same:
+            display.say(f"the row was measured otherwise, so it may differ: {'; '.join(lines)}")
+        every = every and (same or bool(lines))
+    return every
 
 
 def _figures(row: Row) -> list[str]:

@@ -1,10 +1,23 @@
 """What an experiment is: runs that differ in what is asked about, and in nothing else."""
 
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from xncaps.errors import InputError, check_choice, check_size, message
+import torch
+
+from xncaps.data import DATASETS
+from xncaps.errors import (
+    InputError,
+    InputTypeError,
+    brief,
+    check_choice,
+    check_size,
+    message,
+)
+from xncaps.models import create_model
 from xncaps.training import Config
 
 LOSS = {"linear": "cross_entropy", "fc": "cross_entropy"}
@@ -52,7 +65,7 @@ class Experiment:
         seeds: how many seeds each variant is run with.
         more_seeds: how many, for variants that differ in it.
         tuning: whether the runs choose the settings of others. They are judged on the held-out
-            training images then, and what the test images say is not kept.
+            training images then, and their rows leave out what the test images say.
 
     >>> heads = Experiment("heads", {"epochs": 2}, {"fc": {"head": "fc"}, "dr": {"head": "dr"}}, 2)
     >>> [str(run) for run in heads.runs()]
@@ -68,10 +81,33 @@ class Experiment:
 
     def __post_init__(self) -> None:
         where = f"experiment {self.name}"
+        if not self.variants:
+            raise InputError(message(where, "variants", "be at least one", "none"))
+        for name in (self.name, *self.variants):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                requirement = "have a name of letters, digits, dots and dashes"
+                raise InputError(message(where, "everything", requirement, brief(name)))
         for variant in (*self.variants, *self.more_seeds):
             check_choice(where, "variant", variant, tuple(self.variants))
             check_size(where, "seeds", self.seeds_of(variant))
+        for settings in (self.base, *self.variants.values()):
+            if "seed" in settings:
+                raise InputError(message(where, "seed", "be left to the experiment", "one"))
+            if not isinstance(settings.get("options", {}), Mapping):
+                got = brief(settings["options"])
+                raise InputTypeError(message(where, "options", "be a mapping", got))
         self.runs()  # a wrong setting is found before anything is trained
+
+    def check(self) -> None:
+        """Refuse data and networks that there are not, before anything is trained."""
+        for variant in self.variants:
+            config = self.config(variant, 0)
+            kind = config.data.partition(":")[0]
+            check_choice(f"experiment {self.name}", "data", kind, tuple(DATASETS))
+            options = {"image_size": config.image_size, **config.options}
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                create_model(config.model, config.head, attach=config.attach, **options)
 
     def seeds_of(self, variant: str) -> int:
         """How many seeds a variant is run with."""
@@ -97,13 +133,10 @@ class Experiment:
         """The runs of these variants and seeds; all if not given."""
         for variant in variants or []:
             check_choice(f"experiment {self.name}", "variant", variant, tuple(self.variants))
-        runs = [
-            run
-            for run in self.runs()
-            if (variants is None or run.variant in variants)
-            and (seeds is None or run.seed in seeds)
-        ]
-        if not runs:
-            got = ", ".join(map(str, seeds or []))
-            raise InputError(message(self.name, "seeds", "be among those of the experiment", got))
-        return runs
+        runs = [run for run in self.runs() if variants is None or run.variant in variants]
+        known = {run.seed for run in runs}
+        for seed in seeds or []:
+            if seed not in known:
+                where = f"experiment {self.name}"
+                raise InputError(message(where, "seeds", f"be from 0 to {max(known)}", seed))
+        return [run for run in runs if seeds is None or run.seed in seeds]

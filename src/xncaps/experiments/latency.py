@@ -8,9 +8,10 @@ import torch
 
 from xncaps.bench.timing import Task, best_times
 from xncaps.deploy import pack
+from xncaps.errors import RunError
 from xncaps.experiments.rows import FACTS, Row, facts
 from xncaps.models import create_model
-from xncaps.results import append_rows, read_rows
+from xncaps.results import append_rows, read_numbered
 from xncaps.text import Table
 from xncaps.training import Config
 
@@ -34,7 +35,7 @@ COLUMNS = (*FACTS, *(field.name for field in fields(Latency)))
 def measure_heads(
     rows: Sequence[Row], seconds: float, tell: Callable[[str], None]
 ) -> list[Latency]:
-    """Time the heads of every experiment, those of one experiment in turns.
+    """Time the heads of every experiment, for ten classes, those of one experiment in turns.
 
     Args:
         rows: of the experiments.
@@ -88,8 +89,12 @@ def append_latencies(folder: Path, latencies: Sequence[Latency]) -> None:
 def read_latencies(folder: Path) -> dict[tuple[str, str, int], float]:
     """The newest figure of each experiment, variant and batch."""
     path = folder / NAME
-    rows = read_rows(path) if path.exists() else []
-    return {
-        (row["experiment"], row["variant"], int(row["batch"])): float(row["microseconds"])
-        for row in rows
-    }
+    found: dict[tuple[str, str, int], float] = {}
+    for number, row in (read_numbered(path) if path.exists() else {}).items():
+        try:
+            key = row["experiment"], row["variant"], int(row["batch"])
+            found[key] = float(row["microseconds"])
+        except (KeyError, ValueError) as error:
+            what = f"line {number} is not what bench heads writes ({error})."
+            raise RunError(f"{path}: {what}") from None
+    return found

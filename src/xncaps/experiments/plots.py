@@ -1,4 +1,4 @@
-"""Pictures of the experiments, as SVG whose bytes depend on nothing but the rows."""
+"""Pictures of the experiments, as SVG: the same bytes for the same rows and matplotlib."""
 
 import hashlib
 import json
@@ -27,6 +27,8 @@ HEADS = {
     "xnboth": ("#cc79a7", "^"),
 }
 """Colour and mark of each head: it is the same in every picture."""
+LEAST = 1e-3
+"""Percent: no error at all would have no place on a logarithmic axis."""
 
 Latencies = Mapping[tuple[str, str, int], float]
 Place = Callable[[Row], float | None]
@@ -59,12 +61,12 @@ def digest_of(rows: Sequence[Row], latencies: Latencies) -> str:
 
 def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
     """Accuracy against something: a panel for each experiment, a mark for each head."""
-    rows = [row for row in rows if place(row) is not None]
+    rows = [row for row in rows if place(row)]
     figure, panels = _panels(rows)
     for name, axes in panels.items():
         mine = [row for row in rows if row.experiment == name]
         for head, values in accuracies(mine).items():
-            places = [x for row in mine if row.variant == head and (x := place(row)) is not None]
+            places = [x for row in mine if row.variant == head and (x := place(row))]
             spread = Spread.of([100 * value for value in values.values()])
             colour, mark = HEADS[head]
             axes.errorbar(
@@ -96,8 +98,8 @@ def _curves(rows: Sequence[Row]) -> Figure:
             if not curves:
                 continue
             spreads = [
-                Spread.of([100 * (1 - value) for value in epoch])
-                for epoch in zip(*curves, strict=True)
+                Spread.of([max(100 * (1 - value), LEAST) for value in epoch])
+                for epoch in zip(*curves, strict=False)
             ]
             epochs = range(1, len(spreads) + 1)
             means = [spread.mean for spread in spreads]

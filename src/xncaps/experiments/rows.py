@@ -12,7 +12,7 @@ import torch
 from xncaps import __version__, kernels
 from xncaps.errors import RunError
 from xncaps.experiments.experiment import Planned
-from xncaps.results import append_rows, read_rows
+from xncaps.results import append_rows, read_numbered
 from xncaps.system import commit, cpu_name
 from xncaps.training import Config
 
@@ -72,21 +72,26 @@ FACTS = COLUMNS[-8:]
 
 def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tuning: bool) -> Row:
     """The row of a run that has just ended, from what its ``result.json`` says."""
-    test = {} if tuning else result["test"]
-    return Row(
-        *run.key,
-        accuracy=test.get("exact_pair", test.get("top1")),
-        per_digit=test.get("per_digit"),
-        top2=test.get("paper_top2"),
-        validation=result["validation_accuracy"],
-        curve=curve,
-        params=result["params"],
-        head_params=result["head_params"],
-        minutes=result["seconds"] / 60,
-        cpu_minutes=result["cpu_seconds"] / 60,
-        config=run.config,
-        **facts(),
-    )
+    try:
+        test = {} if tuning else result["test"]
+        return Row(
+            *run.key,
+            accuracy=test.get("exact_pair", test.get("top1")),
+            per_digit=test.get("per_digit"),
+            top2=test.get("paper_top2"),
+            validation=result["validation_accuracy"],
+            curve=curve,
+            params=result["params"],
+            head_params=result["head_params"],
+            minutes=result["seconds"] / 60,
+            cpu_minutes=result["cpu_seconds"] / 60,
+            config=run.config,
+            # The run may have ended in another process than the one that writes its row.
+            **{**facts(), "threads": result["threads"], "commit": result["commit"]},
+        )
+    except KeyError as error:
+        hint = "Remove the folder of the run to train it anew."
+        raise RunError(f"{run}: its result.json lacks {error}. {hint}") from None
 
 
 def facts() -> dict[str, Any]:
@@ -101,6 +106,12 @@ def facts() -> dict[str, Any]:
         "xncaps": __version__,
         "kernel": kernels.selected(),
     }
+
+
+def ready(folder: Path) -> None:
+    """Make sure that rows can be written there, before hours are spent on them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    append_rows(folder / NAME, COLUMNS, [])
 
 
 def append_row(folder: Path, row: Row) -> None:
@@ -118,9 +129,7 @@ def read_accuracy(folder: Path) -> list[Row]:
     if not path.exists():
         return []
     rows: dict[tuple[str, str, int], Row] = {}
-    for number, line in enumerate(read_rows(path), start=2):
-        if None in line.values():  # cut short by a crash: the run will come again
-            continue
+    for number, line in read_numbered(path).items():
         try:
             row = _parse(line)
         except (KeyError, TypeError, ValueError, RecursionError) as error:

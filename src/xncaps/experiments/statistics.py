@@ -58,8 +58,9 @@ def compare(
 ) -> Comparison | None:
     """Compare two variants seed by seed.
 
-    Runs with the same seed have seen the same images in the same order and augmentation, so their
-    differences ``d`` spread less than the runs do. The interval is that of the paired t-test::
+    Runs with the same seed have the same backbone at the start, and see the same images in the same
+    order and augmentation; what that does to both is gone from their differences ``d``. The
+    interval is that of the paired t-test::
 
         mean(d) +- t * stdev(d) / sqrt(n),  t = quantile of Student's t with n - 1 degrees
 

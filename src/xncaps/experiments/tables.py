@@ -1,7 +1,7 @@
 """What the rows say, as tables: generated, never typed."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from xncaps.errors import InputError, look_up, message
 from xncaps.experiments.rows import Row
@@ -9,6 +9,11 @@ from xncaps.experiments.statistics import Comparison, Spread, compare
 from xncaps.text import Table
 
 BASELINES = ("fc", "linear")
+BLOCK = re.compile(
+    r"(?P<mark><!-- table: (?P<name>\S+) -->)[ \t]*\r?\n"
+    r"(?P<inside>.*?)(?:(?P<end><!-- end -->)|\Z)",
+    re.DOTALL,
+)
 DATA = {"sample": "sample", "mnist": "MNIST", "cifar10": "CIFAR-10", "multimnist": "MultiMNIST"}
 COMPARED = (
     "Test accuracy in percent: mean over the seeds ± their sample standard deviation. Against "
@@ -22,7 +27,7 @@ ONE_SEED = (
     "Accuracy and differences in percent points on the test images."
 )
 
-CHOSEN = "Accuracy in percent on held-out training images, one seed."
+CHOSEN = "Accuracy in percent on held-out training images. Minutes: processor time of the training."
 
 
 def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
@@ -33,19 +38,13 @@ def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
         mine = [row for row in rows if row.experiment == name]
         if all(row.accuracy is not None for row in mine):
             tables[name] = experiment_table(name, mine)
-        elif _differ_in_rate(mine):
+        elif all(row.variant == f"{row.config.head}-{row.config.lr}" for row in mine):
             rates += mine
         else:
             tables[name] = choice_table(name, mine)
     if rates:
         tables["tuning"] = tuning_table(rates)
     return tables
-
-
-def _differ_in_rate(rows: Sequence[Row]) -> bool:
-    """Whether nothing but the head, its loss and the learning rate differs."""
-    rest = [replace(row.config, head=None, loss="margin", lr=1.0) for row in rows]
-    return all(config == rest[0] for config in rest)
 
 
 def table_of(rows: Sequence[Row], name: str) -> Table:
@@ -79,8 +78,10 @@ def experiment_table(name: str, rows: Sequence[Row]) -> Table:
         cells += [first.params, first.head_params, len(values)]
         cells.append(percent(Spread.of(list(values.values()))))
         if pairs:
-            cells.append(percent(Spread.of([row.per_digit for row in mine if row.per_digit])))
-            cells.append(percent(Spread.of([row.top2 for row in mine if row.top2])))
+            cells.append(
+                percent(Spread.of([row.per_digit for row in mine if row.per_digit is not None]))
+            )
+            cells.append(percent(Spread.of([row.top2 for row in mine if row.top2 is not None])))
         for each in baselines:
             cells.append("" if each == variant else points(compare(values, figures[each])))
         cells.append(f"{Spread.of([row.cpu_minutes for row in mine]).mean:.1f}")
@@ -105,22 +106,21 @@ def described(row: Row) -> str:
 def tuning_table(rows: Sequence[Row]) -> Table:
     """Accuracy on held-out training images for each learning rate that was tried."""
     rates = sorted({row.config.lr for row in rows})
-    cells: dict[tuple[str, str], dict[float, float]] = {}
-    for row in rows:
-        config = row.config
-        key = f"{DATA.get(config.data, config.data)}, {config.model}", str(config.head)
-        if row.validation is not None:
-            cells.setdefault(key, {})[config.lr] = row.validation
     lines: list[tuple[object, ...]] = []
-    for data in dict.fromkeys(key[0] for key in cells):
-        mine = {key: values for key, values in cells.items() if key[0] == data}
-        for key, values in mine.items():
-            lines.append((*key, *(_percent(values.get(rate)) for rate in rates)))
-        means = [_mean([values.get(rate) for values in mine.values()]) for rate in rates]
-        lines.append((data, "mean", *map(_percent, means)))
+    for experiment in dict.fromkeys(row.experiment for row in rows):
+        mine = [row for row in rows if row.experiment == experiment]
+        config = mine[0].config
+        what = f"{DATA.get(config.data, config.data)}, {config.model}"
+        heads: dict[str, dict[float, float | None]] = {}
+        for row in mine:
+            heads.setdefault(str(row.config.head), {})[row.config.lr] = row.validation
+        for head, values in heads.items():
+            lines.append((what, head, *(_percent(values.get(rate)) for rate in rates)))
+        means = [_mean([values.get(rate) for values in heads.values()]) for rate in rates]
+        lines.append((what, "mean", *map(_percent, means)))
     return Table(
         "tuning",
-        "Learning rates, judged on 5,000 held-out training images",
+        "Learning rates, judged on held-out training images",
         ("data, network", "head", *(f"{rate:g}" for rate in rates)),
         lines,
         CHOSEN,
@@ -130,11 +130,11 @@ def tuning_table(rows: Sequence[Row]) -> Table:
 def choice_table(name: str, rows: Sequence[Row]) -> Table:
     """Accuracy on held-out training images for each variant that was tried."""
     lines = [
-        (row.variant, row.params, _percent(row.validation), f"{row.cpu_minutes:.1f}")
+        (row.variant, row.seed, row.params, _percent(row.validation), f"{row.cpu_minutes:.1f}")
         for row in rows
     ]
-    columns = ("variant", "parameters", "validation", "minutes")
-    return Table(name, f"{name}: {described(rows[0])}", columns, lines, CHOSEN)
+    columns = ("variant", "seed", "parameters", "validation", "minutes")
+    return Table(name, name, columns, lines, CHOSEN)
 
 
 def percent(spread: Spread) -> str:
@@ -167,15 +167,18 @@ def fill_in(text: str, tables: dict[str, Table]) -> str:
 
     Blocks of other names, which other commands make, are left alone.
     """
-    for name, table in tables.items():
-        mark = f"<!-- table: {name} -->\n"
-        before, found, rest = text.partition(mark)
-        if found:
-            _, end, after = rest.partition("<!-- end -->")
-            if not end:
-                raise InputError(message("results", mark.strip(), "have an end", "none"))
-            text = f"{before}{mark}{table.to_markdown()}\n{end}{after}"
-    return text
+    newline = "\r\n" if "\r\n" in text else "\n"
+
+    def made(match: re.Match[str]) -> str:
+        name, inside = match["name"], match["inside"]
+        if not match["end"] or "<!-- table:" in inside:
+            raise InputError(message("results", f"table {name}", "end in <!-- end -->", "no end"))
+        if name not in tables:
+            return match[0]
+        lines = tables[name].to_markdown().splitlines()
+        return newline.join([match["mark"], *lines, match["end"]])
+
+    return BLOCK.sub(made, text)
 
 
 def _percent(value: float | None) -> str | None:

@@ -8,7 +8,7 @@ from xncaps.paper.measured import MEASURED
 from xncaps.paper.tables import COUNTED
 from xncaps.text import Table
 
-__all__ = ["TABLES", "paper_tables"]
+__all__ = ["MEASURED", "TABLES", "paper_tables"]
 
 TABLES = (*MEASURED, *COUNTED)
 

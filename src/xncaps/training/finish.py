@@ -12,7 +12,7 @@ from torch import Tensor
 from xncaps.data import Dataset, Facts
 from xncaps.errors import RunError
 from xncaps.evaluation import evaluate_scores, main_metric
-from xncaps.system import cpu_name, peak_memory, write_whole
+from xncaps.system import commit, cpu_name, peak_memory, write_whole
 from xncaps.training.config import Config
 from xncaps.training.display import Display
 from xncaps.training.report import write_report
@@ -66,6 +66,7 @@ def finish(
         "peak_memory_bytes": peak_memory(),
         **surroundings,
         "cpu": cpu_name(),
+        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
     display.say("writing the report")

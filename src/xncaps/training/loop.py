@@ -236,7 +236,7 @@ class Loop:
         save_checkpoint(self.folder.checkpoints, checkpoint)
         self.saved_step = self.state.step
 
-    def take_up(self) -> None:
+    def take_up(self, exact: bool = False) -> None:
         """Go on from the newest good checkpoint, if there is one."""
         pair = None
         if self.fabric.is_global_zero:
@@ -252,8 +252,9 @@ class Loop:
         begun["config"] = Config.from_dict(checkpoint.state["config"]).to_dict()
         lines = differences(begun, now)
         soft = [line for line in lines if line.startswith(("threads:", "processes:"))]
-        if len(soft) < len(lines):
-            raise began_otherwise(self.folder, [line for line in lines if line not in soft])
+        hard = lines if exact else [line for line in lines if line not in soft]
+        if hard:
+            raise began_otherwise(self.folder, hard)
         for line in soft:
             self.display.say(f"{line} since it began: it will not be bit by bit what it would be")
         self.state.restore(checkpoint)

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from xncaps.errors import InputError, RunError, message
+from xncaps.errors import InputError, RunError, brief, message
 from xncaps.system import write_whole
 from xncaps.training.config import Config, differences
 from xncaps.training.run import read_json
@@ -59,8 +59,9 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InputError(message("train", "seeds", "look like 0-4 or 0,1,2", repr(text)))
+        ends = (first, last) if dash else (first,)
+        if not all(end.isdecimal() and len(end) <= 10 for end in ends):
+            raise InputError(message("train", "seeds", "look like 0-4 or 0,1,2", brief(text)))
         span = range(int(first), int(last or first) + 1)
         if not span or len(span) > 1000:
             raise InputError(

@@ -38,6 +38,7 @@ def train(
     save_seconds: float = SAVE_SECONDS,
     stops: StopRequests | None = None,
     go_on: str | None = None,
+    exact: bool = False,
 ) -> Result:
     """Train a network and leave a folder with all there is to know about it.
 
@@ -51,6 +52,8 @@ def train(
         save_seconds: a checkpoint is written at the end of each epoch, and after so many seconds.
         stops: notes that the process is asked to end; the run's own if not given.
         go_on: the command that goes on with this run, named when it stops.
+        exact: refuse to go on with another number of threads or processes than it began with,
+            which changes the last digits.
 
     Returns:
         Where the run lies, and how the network did on the test images.
@@ -89,7 +92,7 @@ def train(
             if folder.data.exists() and read_facts(folder).fingerprint != facts.fingerprint:
                 changed = differences(read_facts(folder).fingerprint, facts.fingerprint)
                 raise began_otherwise(folder, [f"data: {facts.name} has changed", *changed])
-        loop.take_up()
+        loop.take_up(exact)
         if fabric.is_global_zero:
             write_whole(folder.config, config.to_json().encode())
             write_whole(folder.data, facts.to_json().encode())
