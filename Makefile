@@ -39,7 +39,7 @@ sanitize: $(VENV)/.installed-dev ## the kernel tests on a build with ASan and UB
 bench: $(VENV)/.installed-dev ## how fast everything is on this machine; appends to results/
 	$(BIN)/xncaps bench
 
-reproduce-quick: $(VENV)/.installed ## train the cheapest row of the results again, and compare
+reproduce-quick: $(VENV)/.installed ## train one of the cheapest rows of the results again, and compare
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/sample.py --only xnidr --seeds 0 --again
 
 CAMPAIGN := $(addprefix tuning_,mnist multimnist cifar10 mobilenetv2 resnet50) \

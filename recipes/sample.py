@@ -2,7 +2,7 @@
 
 Claim under test: on the same features, with the same data, schedule and seeds, a capsule head is
 better than the fully connected layers it replaces. 5,000 digits are few, so the figures say
-little of MNIST; they show the protocol, and each takes half a minute.
+little of MNIST; they show the protocol, and each takes a good minute on one core.
 """
 
 from xncaps.cli.experiment import run
