@@ -17,10 +17,10 @@ BLOCK = re.compile(
 DATA = {"sample": "sample", "mnist": "MNIST", "cifar10": "CIFAR-10", "multimnist": "MultiMNIST"}
 COMPARED = (
     "Test accuracy in percent: mean over the seeds ± their sample standard deviation. Against "
-    "another head: the mean difference in points over the seeds that both have, and its 95% interval "
-    "(paired t); better and worse where it does not hold 0. Each comparison stands for itself: of twenty "
-    "without any true difference, one would come out so by chance. Minutes: processor time of a "
-    "run's training."
+    "another head: the mean difference in points over the seeds that both have, and its 95% "
+    "interval (paired t); better and worse where it does not hold 0. Each comparison stands for "
+    "itself: of twenty without any true difference, one would come out so by chance. Minutes: "
+    "processor time of a run's training."
 )
 ONE_SEED = (
     "One seed each, so a difference below the spread of the seeds in the main table says nothing. "

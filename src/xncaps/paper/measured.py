@@ -94,9 +94,9 @@ def ablation_dr(rows: Sequence[Row]) -> Table:
         "Ablation: plain dynamic routing in place of XnODR and XnIDR",
         ("network", "data set", "quantity", "published", "ours", "matches", "executed"),
         lines,
-        "The paper heads the MultiMNIST accuracy Top1 here, Top2 elsewhere; ours is top-2. executed: "
-        "MACs with PrimaryCaps, and parameters with the frozen ones, that really run. Accuracies "
-        f"are {MEASURED_ON}",
+        "The paper heads the MultiMNIST accuracy Top1 here, Top2 elsewhere; ours is top-2. "
+        "executed: MACs with PrimaryCaps, and parameters with the frozen ones, that really run. "
+        f"Accuracies {MEASURED_ON}",
     )
 
 
