@@ -72,6 +72,7 @@ def test_the_demo_recognises_what_it_should(tmp_path: Path) -> None:
     assert accuracies[0] == accuracies[1] >= 0.975
 
 
+@pytest.mark.slow
 def test_the_example_learns_the_digits() -> None:
     done = subprocess.run(
         [sys.executable, "examples/first_look.py"],
