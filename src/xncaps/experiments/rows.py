@@ -1,19 +1,14 @@
 """One row for each run that has ended: what was trained, how it did, where and with what."""
 
 import json
-import platform
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from xncaps import __version__, kernels
+from xncaps.bench import machine
 from xncaps.errors import RunError
 from xncaps.experiments.experiment import Planned
 from xncaps.results import append_rows, read_numbered
-from xncaps.system import commit, cpu_name
 from xncaps.training import Config
 
 NAME = "accuracy.csv"
@@ -96,16 +91,8 @@ def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tunin
 
 def facts() -> dict[str, Any]:
     """What a figure depends on besides its configuration: when, where and with what it came."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "xncaps": __version__,
-        "kernel": kernels.selected(),
-    }
+    known = machine.facts()
+    return {name: known[name] for name in FACTS}
 
 
 def ready(folder: Path) -> None:
