@@ -10,6 +10,9 @@ from pathlib import Path
 
 from xncaps.errors import RunError
 
+CUT = " (cut short)"
+"""Put behind a row that a crash has cut short; nothing else tells, if it was in its last cell."""
+
 
 def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Add rows to a CSV file, which gets its header when it is made.
@@ -30,7 +33,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
         size = os.fstat(handle).st_size
         os.lseek(handle, size - 1, os.SEEK_SET)
         if os.read(handle, 1) != b"\n":
-            os.write(handle, b"\n")
+            _write(handle, f"{CUT}\n".encode())
         for row in rows:
             _write(handle, _line([_cell(row[name]) for name in columns]))
         os.fsync(handle)
@@ -49,7 +52,8 @@ def read_numbered(path: Path) -> dict[int, dict[str, str]]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: cannot be read as CSV ({error}).") from None
-    cells = [_cells(line) for line in lines]
+    # What follows the last line break is nothing, or a row that was cut short.
+    cells = [_cells(line) for line in lines[:-1]] or [None]
     header = cells[0] or []
     return {
         number: dict(zip(header, row, strict=True))
@@ -60,8 +64,10 @@ def read_numbered(path: Path) -> dict[int, dict[str, str]]:
 
 def _cells(line: str) -> list[str] | None:
     """The cells of a line; None if it was cut short."""
+    if line.endswith(CUT):
+        return None
     try:
-        return next(csv.reader([line], strict=True), None)
+        return next(csv.reader([line]), None)
     except csv.Error:
         return None
 
