@@ -13,6 +13,7 @@ EXPERIMENT = Experiment(
     base={
         "data": "mnist",
         "train_count": 35_000,
+        "validation": 5_000,
         "model": "mobilenetv2",
         "attach": "features",
         "epochs": 2,

@@ -13,6 +13,7 @@ EXPERIMENT = Experiment(
     base={
         "data": "mnist",
         "train_count": 15_000,
+        "validation": 5_000,
         "model": "resnet50",
         "attach": "features",
         "epochs": 2,

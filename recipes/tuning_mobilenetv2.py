@@ -12,6 +12,7 @@ EXPERIMENT = Experiment(
     base={
         "data": "mnist",
         "train_count": 35_000,
+        "validation": 5_000,
         "model": "mobilenetv2",
         "attach": "features",
         "epochs": 2,
@@ -19,7 +20,7 @@ EXPERIMENT = Experiment(
     },
     variants={
         f"{head}-{rate}": {**settings, "lr": rate}
-        for rate in (3e-3, 1e-2)
+        for rate in (3e-3, 1e-2, 3e-2)
         for head, settings in by_head("fc", "xnidr").items()
     },
     seeds=1,

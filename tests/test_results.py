@@ -41,6 +41,9 @@ def test_a_recipe_states_its_claim_and_its_rows_are_its_own(path: Path) -> None:
     assert text.startswith('"""')
     assert experiment.tuning or "laim" in text.partition('"""\n\n')[0]
     planned = {run.key: run.config for run in experiment.runs()}
+    for config in planned.values():
+        held = config.validation or min(5000, (config.train_count or 50_000) // 10)
+        assert config.data == "sample" or held == 5000
     for row in ROWS:
         if row.experiment == experiment.name:
             assert planned[row.key] == row.config, row.key
