@@ -69,6 +69,7 @@ CASES = {
         "convnet", "xnboth", "append", {**CAPSULES, "binarizer": "midrange", "iterations": 2}
     ),
     "mobilenetv2": Case("mobilenetv2", "xnodr", options={"caps_in": 16}, size=32),
+    "mirrored": Case("widenet", "xnidr", "features", {**CAPSULES, "mirror": True}),
     "capsnet": Case("capsnet", "xnidr", options={"caps_in": 36}),
     "xnornet": Case("xnornet", "linear", options={"width": 0.125}, size=16, normalise=True),
     "xnornet-learned": Case("xnornet", None, options={"width": 0.125, "scale": "learned"}, size=16),

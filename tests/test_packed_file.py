@@ -31,6 +31,7 @@ NETWORKS = [
     ("mobilenetv2", "xnodr", "replace", 32, {}),
     ("mobilenetv2", "fc", "replace", 32, {"hidden": [8, 6]}),
     ("resnet50", "xnboth", "features", 32, {}),
+    ("widenet", "xnodr", "features", 28, {"width": 0.125, "mirror": True}),
     ("capsnet", "xnodr", "replace", 28, {}),
     ("xnornet", None, "replace", 32, {"width": 0.25, "binarizer": "approxsign"}),
 ]

@@ -4,7 +4,16 @@ import warnings
 from typing import Any
 
 from xncaps.backbones import BACKBONES, Backbone
-from xncaps.errors import InputError, check_choice, check_options, check_size, check_width, message
+from xncaps.errors import (
+    InputError,
+    InputTypeError,
+    brief,
+    check_choice,
+    check_options,
+    check_size,
+    check_width,
+    message,
+)
 from xncaps.heads import CAPSULE_HEADS, DIM_IN, HEAD_OPTIONS, HEADS
 from xncaps.networks import CapsNet, Classifier, XnorNet, check_image_size
 
@@ -46,7 +55,8 @@ def create_model(
             widenet and xnornet: 32).
         attach: replace, append or features.
         options: of the head (``caps_in``, ``dim_in``, ``dim_out``, ``iterations``, ``binarizer``,
-            ..., or ``hidden`` of an fc head), and ``width`` of convnet, widenet and xnornet.
+            ..., or ``hidden`` of an fc head), ``width`` of convnet, widenet and xnornet, and
+            ``mirror`` of all backbones: see :class:`xncaps.networks.Classifier`.
 
     Shape of the model:
         ``(batch, in_channels, height, width)`` -> ``(batch, num_classes)``.
@@ -75,6 +85,9 @@ def create_model(
         return _whole_network(backbone, head, num_classes, in_channels, image_size, attach, options)
 
     head = head or "xnidr"
+    mirror = options.pop("mirror", False)
+    if not isinstance(mirror, bool):
+        raise InputTypeError(message(where, "mirror", "be true or false", brief(mirror)))
     width = {"width": options.pop("width")} if "width" in options else {}
     base: Backbone = network(in_channels, image_size, **width)
     placed: dict[str, Any] = {}
@@ -86,7 +99,7 @@ def create_model(
     if head in CAPSULE_HEADS:
         placed = _place_capsules(backbone, base, attach, options["caps_in"], options["dim_in"])
     built = HEADS[head](base.features, num_classes, **placed, **options)
-    return Classifier(base, built, in_channels, image_size)
+    return Classifier(base, built, in_channels, image_size, mirror)
 
 
 def _place_capsules(

@@ -38,6 +38,8 @@ class Classifier(nn.Module):
         head: features to scores.
         in_channels: channels of the images.
         image_size: side of the images in pixels.
+        mirror: outside of training, the scores of an image are the means of its own and those of
+            its mirror image.
 
     Attributes:
         fixed_size: whether images of any other size are refused.
@@ -61,12 +63,14 @@ class Classifier(nn.Module):
         head: LinearHead | FCHead | CapsuleHead,
         in_channels: int,
         image_size: int,
+        mirror: bool = False,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.in_channels = in_channels
         self.image_size = image_size
+        self.mirror = mirror
 
     @property
     def scores(self) -> str:
@@ -81,15 +85,23 @@ class Classifier(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         where = type(self).__name__
         self.check_images(images)
+        if self.mirror and not self.training:
+            images = torch.cat([images, images.flip(3)])
         features = self.backbone(images)
         if not return_couplings:
             scores: Tensor = self.head(features)
-            return scores
+            return self._of_images(scores)
         if not isinstance(self.head, CapsuleHead):
             requirement = "be false without a capsule head"
             raise InputError(message(where, "return_couplings", requirement, True))
-        both: tuple[Tensor, Tensor] = self.head(features, return_couplings=True)
-        return both
+        scores, couplings = self.head(features, return_couplings=True)
+        return self._of_images(scores), self._of_images(couplings)
+
+    def _of_images(self, values: Tensor) -> Tensor:
+        """Means over each image and its mirror image, if there are any."""
+        if not self.mirror or self.training:
+            return values
+        return values.view(2, -1, *values.shape[1:]).mean(dim=0)
 
     def check_images(self, images: Tensor) -> None:
         """Refuse images that the network was not built for."""

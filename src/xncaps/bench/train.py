@@ -35,7 +35,7 @@ class Stages:
         self.batches = Batches(
             data.train, config.batch_size, facts.preprocess(config.image_size), config.augment
         )
-        self.state = State(config, facts, start_fabric(config.precision))
+        self.state = State(config, facts, start_fabric(config.precision), data.train)
         self.state.model.train()
 
     def step(self) -> dict[str, float]:

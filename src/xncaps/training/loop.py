@@ -85,7 +85,7 @@ class Loop:
         self.steps = config.epochs * self.batches.steps
         self.rate = make_schedule(config, self.steps)
         self.hits = METRICS[main_metric(facts.pairs)]
-        self.state = State(config, facts, fabric)
+        self.state = State(config, facts, fabric, data.train)
         self.saved_step: int | None = None
         self.log: Log | None = None
 

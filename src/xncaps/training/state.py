@@ -7,7 +7,8 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from xncaps.data import Facts
+from xncaps.backbones import Backbone
+from xncaps.data import Dataset, Facts
 from xncaps.errors import RunError
 from xncaps.networks import Classifier
 from xncaps.training.checkpoint import Checkpoint
@@ -15,6 +16,9 @@ from xncaps.training.config import Config
 from xncaps.training.monitors import weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.run import build_network
+
+SEEN = 1000
+"""Images that a network sees before it begins."""
 
 
 class State:
@@ -24,11 +28,15 @@ class State:
         config: of the run.
         facts: of its data.
         fabric: the processes.
+        train: the training images; the network sees some of them before it begins.
     """
 
-    def __init__(self, config: Config, facts: Facts, fabric: Fabric) -> None:
+    def __init__(self, config: Config, facts: Facts, fabric: Fabric, train: Dataset) -> None:
         torch.manual_seed(config.seed)
-        self.objective = Objective(build_network(config, facts), config.loss).to(fabric.device)
+        network = build_network(config, facts)
+        if isinstance(network.backbone, Backbone):
+            network.backbone.prepare(facts.preprocess(config.image_size)(train.images[:SEEN]))
+        self.objective = Objective(network, config.loss).to(fabric.device)
         if config.channels_last:
             for module in self.objective.modules():
                 if isinstance(module, nn.Conv2d):
