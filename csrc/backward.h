@@ -28,12 +28,16 @@ inline void backward(const Layer& layer, const Weights& weights, const BackwardC
               traces.of(b));
       });
 
-  Parts block_count(nullptr);
-  BlockGradient(layer, sizes, weights, call, traces, block_count);
+  Parts weights_count(nullptr), block_count(nullptr);
+  WeightBlocks(sizes, weights, weights_count);
+  const Buffer buffer(weights_count.used());
+  Parts weights_parts(buffer.data());
+  const WeightBlocks blocks(sizes, weights, weights_parts);
+  BlockGradient(layer, sizes, weights, blocks, call, traces, block_count);
   const int64_t block_parts = sizes.blocks < call.threads ? sizes.blocks : call.threads;
   parallel(block_parts, call.threads, block_count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    BlockGradient gradient(layer, sizes, weights, call, traces, parts);
+    BlockGradient gradient(layer, sizes, weights, blocks, call, traces, parts);
     const int64_t end = sizes.blocks * (part + 1) / block_parts;
     for (int64_t block = sizes.blocks * part / block_parts; block < end; ++block) {
       gradient.run(block);

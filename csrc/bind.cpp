@@ -81,14 +81,14 @@ bool set_images(ConvCall& conv, int64_t batch, int64_t height, int64_t width) {
 
 namespace {
 
-// Weights laid out for one call.
+// Weights laid out for one call; those in floats at a given place, if there is one.
 class CallWeights {
  public:
   CallWeights(const Layer& layer, const float* weight, const float* scale, const float* bias,
-              const float* agreement_scale)
-      : buffer_(sizes(layer, nullptr, nullptr)) {
+              const float* agreement_scale, float* place = nullptr)
+      : buffer_(sizes(layer, place, nullptr, nullptr)) {
     PackedWeights packed{};
-    sizes(layer, buffer_.data(), &packed);
+    sizes(layer, place, buffer_.data(), &packed);
     selected->pack_capsules(layer, weight, scale, packed);
     weights = {packed.floats, packed.bits, packed.scale, false, scale != nullptr, bias,
                agreement_scale};
@@ -97,12 +97,12 @@ class CallWeights {
   Weights weights;
 
  private:
-  static size_t sizes(const Layer& layer, char* memory, PackedWeights* packed) {
+  static size_t sizes(const Layer& layer, float* place, char* memory, PackedWeights* packed) {
     Parts parts(memory);
     PackedWeights out{};
     const int64_t values = layer.caps_in * layer.caps_out * layer.dim_out;
     if (layer.projection == Binarizer::none) {
-      out.floats = parts.take<float>(values * layer.dim_in);
+      out.floats = place != nullptr ? place : parts.take<float>(values * layer.dim_in);
     } else {
       out.bits = parts.take<uint8_t>(values * bytes_for(layer.dim_in));
       out.scale = parts.take<float>(values);
@@ -136,7 +136,7 @@ void capsules_backward(int64_t batch, int64_t caps_in, int64_t dim_in, int64_t c
   const Layer layer = make_layer(caps_in, dim_in, caps_out, dim_out, iterations, projection,
                                  agreement, detach_scale, detach_routing);
   const CallWeights packed(layer, floats(weight), floats(scale), floats(bias),
-                           floats(agreement_scale));
+                           floats(agreement_scale), writable(grad_weight));
   selected->backward(layer, packed.weights,
                      {floats(x), batch, floats(weight), floats(scale), floats(sums),
                       floats(couplings), floats(grad_v), floats(grad_couplings), writable(grad_x),

@@ -60,9 +60,10 @@ class BlockGradient {
   static constexpr int64_t kChunk = 128;  // samples whose x is laid out at once
 
   BlockGradient(const Layer& layer, const Sizes& sizes, const Weights& weights,
-                const BackwardCall& call, const TraceBuffer& traces, Parts& parts)
-      : layer_(layer), sizes_(sizes), weights_(weights), call_(call), traces_(traces),
-        xnor_(layer.projection != Binarizer::none), blocks_(sizes, weights, parts) {
+                const WeightBlocks& blocks, const BackwardCall& call, const TraceBuffer& traces,
+                Parts& parts)
+      : layer_(layer), sizes_(sizes), weights_(weights), blocks_(blocks), call_(call),
+        traces_(traces), xnor_(layer.projection != Binarizer::none) {
     const int64_t chunk = call.batch < kChunk ? call.batch : kChunk;
     x_ = parts.take<float>(chunk * sizes.dim_in * kBlock);
     d_x_ = parts.take<float>(chunk * sizes.dim_in * kBlock);
@@ -331,10 +332,10 @@ class BlockGradient {
   const Layer& layer_;
   const Sizes& sizes_;
   const Weights& weights_;
+  const WeightBlocks& blocks_;
   const BackwardCall& call_;
   const TraceBuffer& traces_;
   const bool xnor_;
-  const WeightBlocks blocks_;
   float *x_, *d_x_, *x_scale_, *signs_, *scale_, *d_weight_, *d_scale_, *du_, *du_scaled_, *lane_;
   Term* terms_;
   const float* w_ = nullptr;  // the weights of the block, or their signs

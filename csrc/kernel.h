@@ -56,7 +56,8 @@ struct BackwardCall {
   const float* grad_v;  // (batch, caps_out, dim_out)
   const float* grad_couplings;  // like couplings, or null
   float* grad_x;        // like x
-  float* grad_weight;   // like weight
+  float* grad_weight;   // like weight; the weights in floats may lie here as well, for a block's
+                        // gradient is written when its weights have been used
   float* grad_scale;    // like scale, or null
   float* grad_bias;     // (caps_out, dim_out), or null
   float* grad_agreement_scale;  // (caps_out), or null

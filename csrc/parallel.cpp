@@ -70,12 +70,13 @@ thread_local Memory memory, buffers[kBuffers];
 
 // Training asks for the same buffers in every step: two are kept for the next call.
 Buffer::Buffer(size_t bytes) : memory_(nullptr) {
+  if (bytes == 0) return;
   for (Memory& each : buffers) {
     if (!each.in_use && (memory_ == nullptr || each.fits(bytes))) memory_ = &each;
   }
   if (memory_ == nullptr) memory_ = new Memory();
   memory_->in_use = true;
-  if (memory_->at_least(bytes + 1) == nullptr) {
+  if (memory_->at_least(bytes) == nullptr) {
     give_back();
     throw std::bad_alloc();
   }
@@ -83,9 +84,10 @@ Buffer::Buffer(size_t bytes) : memory_(nullptr) {
 
 Buffer::~Buffer() { give_back(); }
 
-char* Buffer::data() const { return memory_->data(); }
+char* Buffer::data() const { return memory_ == nullptr ? nullptr : memory_->data(); }
 
 void Buffer::give_back() {
+  if (memory_ == nullptr) return;
   memory_->in_use = false;
   memory_->release_if_large();
   if (memory_ < buffers || memory_ >= buffers + kBuffers) delete memory_;

@@ -17,7 +17,7 @@ void reset_scratch_peak();  // and gives back what this thread has kept
 
 class Memory;
 
-// Memory of a call that all threads share. Throws std::bad_alloc.
+// Memory of a call that all threads share; null if no bytes are asked for. Throws std::bad_alloc.
 class Buffer {
  public:
   explicit Buffer(size_t bytes);

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from bench_cases import facts, read
-from xncaps import kernels, system
+from kernel_cases import threads
+from xncaps import CapsFC, XnIDR, XnODR, kernels, system
 from xncaps.bench import machine, ort, plan, steps
 from xncaps.bench.baselines import (
     FC_STACKS,
@@ -221,6 +223,20 @@ def test_memory_of_a_step_is_its_peak() -> None:
         b.sum()
 
     assert 2 << 22 <= steps.step_bytes(step) < (2 << 22) + 4096
+
+
+@pytest.mark.skipif(not kernels.available(), reason="the native kernels were not built")
+@pytest.mark.parametrize("layer", [CapsFC, XnODR, XnIDR])
+@pytest.mark.parametrize("caps_in", [256, 250])
+def test_a_training_step_needs_at_most_ten_megabytes(layer: type[nn.Module], caps_in: int) -> None:
+    """At ResNet-50's shape, 128 samples; with capsules that do not fill their blocks as well."""
+    module, x = layer(caps_in, 8, 10, 16), torch.randn(128, caps_in, 8, requires_grad=True)
+
+    def step() -> None:
+        module(x).square().sum().backward()
+
+    with threads(1):
+        assert steps.step_bytes(step) < 10e6
 
 
 # Rows and files.
