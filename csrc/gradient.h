@@ -6,8 +6,8 @@
 
 namespace xncaps::XNCAPS_ISA {
 
-// Samples whose du is put together at once, and the tiles that fit the registers.
-constexpr int kTile = 8, kDims = kLanes / 2;
+// Samples whose du is put together at once, and the rows and dims of sums that fit the registers.
+constexpr int kTile = 16, kRows = kLanes / 4, kDims = 4;
 
 // out[r, d] += sum over t of g[t, r] * a[t, d], for Rows rows and Dims dims of one vector of lanes.
 // Steps are those of t, strides those of r.
@@ -44,11 +44,13 @@ inline void add_all_products(int64_t rows, int64_t dims, const float* g, int64_t
                              float* out, int64_t out_stride) {
   for (int64_t d = 0; d < dims;) {
     const bool whole = d + kDims <= dims;
-    const auto two = whole ? &add_products<2, kDims> : &add_products<2, 1>;
+    const auto many = whole ? &add_products<kRows, kDims> : &add_products<kRows, 1>;
     const auto one = whole ? &add_products<1, kDims> : &add_products<1, 1>;
-    for (int64_t r = 0; r < rows; r += 2) {
-      (r + 1 < rows ? two : one)(g + r * g_stride, g_step, g_stride, a + d * kBlock, a_step, count,
-                                 out + r * out_stride + d * kBlock, out_stride);
+    for (int64_t r = 0; r < rows;) {
+      const bool fits = r + kRows <= rows;
+      (fits ? many : one)(g + r * g_stride, g_step, g_stride, a + d * kBlock, a_step, count,
+                          out + r * out_stride + d * kBlock, out_stride);
+      r += fits ? kRows : 1;
     }
     d += whole ? kDims : 1;
   }

@@ -81,11 +81,13 @@ def compare(plan: Plan, name: str, shape: Shape, layer: str) -> list[Row]:
 def step_bytes(step: Callable[[], object]) -> int:
     """The most that a step holds at a time of what it allocates itself."""
     native = kernels.native()
+    before = 0
     if native is not None:
         native.reset_scratch_peak()
+        before = int(native.scratch_bytes())  # other threads may keep some
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    scratch = 0 if native is None else int(native.scratch_bytes())
+    scratch = 0 if native is None else int(native.scratch_bytes()) - before
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
