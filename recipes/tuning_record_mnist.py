@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
         "no-bend": {"augment": MOVED},
         "far": {"augment": {"shift": 4.0, "rotate": 20.0, "scale": 0.1}},
         "xnodr": {"head": "xnodr"},
+        "widenet": {"model": "widenet", "options": {"width": 0.25, "caps_in": 16}},
     },
     seeds=1,
     tuning=True,

@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -126,6 +127,26 @@ def test_pairs_have_three_metrics() -> None:
     table = table_of(rows, "mine")
     line = dict(zip(table.columns, table.rows[0], strict=True))
     assert (line["accuracy"], line["per digit"], line["top-2"]) == ("80.00", "90.00", "95.00")
+
+
+def test_claims_are_compared_in_every_main_experiment() -> None:
+    rows = [
+        *spread_rows(fc=[0.9, 0.91], xnidr=[0.95, 0.97]),
+        *spread_rows(dr=[0.5], xnboth=[0.25]),
+    ]
+    rows = [
+        replace(row, experiment="mnist" if row.variant in ("fc", "xnidr") else "cifar10")
+        for row in rows
+    ]
+    table = tables_of(rows)["claims"]
+    assert table.columns == ("claim", "mnist", "cifar10")
+    lines = {line[0]: line[1:] for line in table.rows}
+    half = 12.7062 * stdev([0.05, 0.06]) / math.sqrt(2)
+    low, high = (100 * (0.055 + sign * half) for sign in (-1, 1))
+    assert lines["XnIDR above FC"] == (f"+5.50 [{low:+.2f}, {high:+.2f}]", "")
+    assert lines["both projections xnorized: far below DR"] == ("", "-25.00")
+    assert lines["XnODR above DR"] == ("", "")
+    assert "claims" not in tables_of(spread_rows(fc=[0.9]))
 
 
 def test_the_tuning_table_shows_validation_only() -> None:

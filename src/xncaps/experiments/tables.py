@@ -27,6 +27,23 @@ ONE_SEED = (
     "Accuracy and differences in percent points on the test images."
 )
 
+MAIN = ("mnist", "multimnist", "cifar10", "mobilenetv2", "resnet50")
+"""The experiments in which the paper's claims are put to the test."""
+CLAIMS = (
+    ("XnODR above FC", "xnodr", "fc"),
+    ("XnIDR above FC", "xnidr", "fc"),
+    ("XnIDR above XnODR", "xnidr", "xnodr"),
+    ("XnODR above DR", "xnodr", "dr"),
+    ("XnIDR above DR", "xnidr", "dr"),
+    ("DR not clearly above FC", "dr", "fc"),
+    ("both projections xnorized: far below DR", "xnboth", "dr"),
+)
+"""What the paper says of one head against another."""
+CLAIMED = (
+    "The first head minus the second: the mean difference in test accuracy in points over the "
+    "seeds that both have, and its 95% interval (paired t); better and worse where it does not "
+    "hold 0."
+)
 CHOSEN = "Accuracy in percent on held-out training images. Minutes: processor time of the training."
 
 
@@ -44,6 +61,8 @@ def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
             tables[name] = choice_table(name, mine)
     if rates:
         tables["tuning"] = tuning_table(rates)
+    if set(MAIN) & tables.keys():
+        tables["claims"] = claims_table(rows)
     return tables
 
 
@@ -88,6 +107,19 @@ def experiment_table(name: str, rows: Sequence[Row]) -> Table:
         lines.append(tuple(cells))
     title = f"{name}: {described(rows[0])}"
     return Table(name, title, tuple(columns), lines, COMPARED if several else ONE_SEED)
+
+
+def claims_table(rows: Sequence[Row]) -> Table:
+    """What the paper claims of the heads, one against another, in each experiment."""
+    known = {row.experiment for row in rows}
+    names = [name for name in MAIN if name in known]
+    figures = [accuracies([row for row in rows if row.experiment == name]) for name in names]
+    lines = [
+        (claim, *(points(compare(each.get(first, {}), each.get(second, {}))) for each in figures))
+        for claim, first, second in CLAIMS
+    ]
+    title = "The paper's claims about heads, in our experiments"
+    return Table("claims", title, ("claim", *names), lines, CLAIMED)
 
 
 def described(row: Row) -> str:
