@@ -105,6 +105,7 @@ def test_a_mirror_image_has_the_same_scores(head: str) -> None:
         plain.train()
         both.train()
         assert torch.equal(both(images), plain(images))
+        assert both.eval()(images[:0]).shape == (0, 10)
     macs = [summary(network, (1, 28, 28)).macs for network in (plain.eval(), both.eval())]
     assert macs[1] == 2 * macs[0]
 

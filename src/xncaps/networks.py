@@ -101,7 +101,7 @@ class Classifier(nn.Module):
         """Means over each image and its mirror image, if there are any."""
         if not self.mirror or self.training:
             return values
-        return values.view(2, -1, *values.shape[1:]).mean(dim=0)
+        return values.view(2, values.shape[0] // 2, *values.shape[1:]).mean(dim=0)
 
     def check_images(self, images: Tensor) -> None:
         """Refuse images that the network was not built for."""

@@ -73,9 +73,6 @@ class Backbone(nn.Module, ABC):
     def reset_parameters(self) -> None:
         he_init(self)
 
-    def prepare(self, images: Tensor) -> None:
-        """See some images before training begins; most backbones have no use for them."""
-
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.top(self.trunk(images))
         return maps

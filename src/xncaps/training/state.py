@@ -7,7 +7,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from xncaps.backbones import Backbone
+from xncaps.backbones import WideNet
 from xncaps.data import Dataset, Facts
 from xncaps.errors import RunError
 from xncaps.networks import Classifier
@@ -17,8 +17,8 @@ from xncaps.training.monitors import weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
 from xncaps.training.run import build_network
 
-SEEN = 1000
-"""Images that a network sees before it begins."""
+SEEN = 1 << 20
+"""Pixels of the images that a network sees before it begins, about."""
 
 
 class State:
@@ -28,14 +28,15 @@ class State:
         config: of the run.
         facts: of its data.
         fabric: the processes.
-        train: the training images; the network sees some of them before it begins.
+        train: the training images; some networks see a few of them before they begin.
     """
 
     def __init__(self, config: Config, facts: Facts, fabric: Fabric, train: Dataset) -> None:
         torch.manual_seed(config.seed)
         network = build_network(config, facts)
-        if isinstance(network.backbone, Backbone):
-            network.backbone.prepare(facts.preprocess(config.image_size)(train.images[:SEEN]))
+        if isinstance(network.backbone, WideNet):
+            count = max(1, SEEN // network.image_size**2)
+            network.backbone.prepare(facts.preprocess(config.image_size)(train.images[:count]))
         self.objective = Objective(network, config.loss).to(fabric.device)
         if config.channels_last:
             for module in self.objective.modules():
