@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from xncaps.experiments.rows import Row
 from xncaps.experiments.statistics import Spread
-from xncaps.experiments.tables import DATA, accuracies
+from xncaps.experiments.tables import DATA, MAIN, accuracies
 
 INK, REST, FAINT = "#333333", "#b8b8b8", "#e4e4e4"
 HEADS = {
@@ -118,7 +118,8 @@ def _curves(rows: Sequence[Row]) -> Figure:
 
 
 def _panels(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
-    names = list(dict.fromkeys(row.experiment for row in rows))
+    found = dict.fromkeys(row.experiment for row in rows)
+    names = sorted(found, key=lambda name: MAIN.index(name) if name in MAIN else len(MAIN))
     columns = min(3, max(1, len(names)))
     high = -(-len(names) // columns) or 1
     figure = Figure((3.6 * columns, 3.0 * high), layout="constrained")
