@@ -7,7 +7,7 @@
 namespace xncaps::XNCAPS_ISA {
 
 // Samples whose du is put together at once, and the rows and dims of sums that fit the registers.
-constexpr int kTile = 16, kRows = kLanes / 4, kDims = 4;
+constexpr int kTile = 8, kRows = kLanes / 4, kDims = 4;
 
 // out[r, d] += sum over t of g[t, r] * a[t, d], for Rows rows and Dims dims of one vector of lanes.
 // Steps are those of t, strides those of r.
