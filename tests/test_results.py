@@ -129,6 +129,17 @@ def test_pairs_have_three_metrics() -> None:
     assert (line["accuracy"], line["per digit"], line["top-2"]) == ("80.00", "90.00", "95.00")
 
 
+def test_panels_of_the_main_experiments_come_first() -> None:
+    rows = [
+        replace(row, experiment=name)
+        for name in ("sample", "cifar10", "mnist")
+        for row in spread_rows(dr=[0.9, 0.91])
+    ]
+    picture = draw_all(rows, {})["parameters.svg"].decode()
+    places = [picture.index(f">{title}</text>") for title in ("MNIST", "CIFAR-10", "sample")]
+    assert places == sorted(places)
+
+
 def test_claims_are_compared_in_every_main_experiment() -> None:
     rows = [
         *spread_rows(fc=[0.9, 0.91], xnidr=[0.95, 0.97]),
