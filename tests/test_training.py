@@ -10,14 +10,16 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import xncaps
-from xncaps.data import Augment, Preprocess
+from xncaps.data import Augment, Preprocess, facts_of, load_data
 from xncaps.errors import InputError
 from xncaps.evaluation import answers, evaluate_scores, scores_of
 from xncaps.training import RECIPES, Config, recipe
 from xncaps.training.config import differences
 from xncaps.training.monitors import coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.objective import Average, Objective, make_optimizer
+from xncaps.training.processes import start_fabric
 from xncaps.training.schedule import make_schedule, onecycle, triangular2
+from xncaps.training.state import State
 from xncaps.training.train import train
 
 
@@ -45,6 +47,7 @@ def test_configuration_survives_json() -> None:
         ({"image_size": 5000}, "Config: image_size must be at most 4096 px; got 5000."),
         ({"min_lr": 1}, "Config: min_lr must be at most lr, 0.003; got 1."),
         ({"ema": 1}, "Config: ema must be a number from 0 to below 1; got 1."),
+        ({"smoothing": 1}, "Config: smoothing must be a number from 0 to below 1; got 1."),
         ({"clip": 0}, "Config: clip must be a number above 0; got 0."),
         ({"warmup": 2}, "Config: warmup must be a number from 0 to 1; got 2."),
         ({"compile": 1}, "Config: compile must be true or false; got 1."),
@@ -171,6 +174,37 @@ def test_losses_by_hand() -> None:
     pairs = torch.tensor([[1, 1, 0], [0, 1, 1]], dtype=torch.uint8)
     halves = [[0.5, 0.5, 0], [0, 0.5, 0.5]]
     assert loss("logits", "cross_entropy", pairs) == pytest.approx(entropy(rows, halves), rel=1e-5)
+
+
+def test_smoothing_by_hand() -> None:
+    """A target keeps 0.7 of itself and has 0.1 more for each class, of pairs twice as much."""
+    images = torch.zeros(2, 1, 4, 4)
+    single, pairs = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [0, 1, 1]])
+    logits = Objective(Fixed(SCORES.clone(), "logits"), "cross_entropy", 0.3)  # type: ignore[arg-type]
+    logs = SCORES.log_softmax(dim=1).tolist()
+    targets = {
+        single: [[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]],
+        pairs: [[0.45, 0.45, 0.1], [0.1, 0.45, 0.45]],
+    }
+    for labels, shares in targets.items():
+        rows = zip(logs, shares, strict=True)
+        expected = -sum(x * t for row, part in rows for x, t in zip(row, part, strict=True)) / 2
+        assert logits(images, labels)[0].item() == pytest.approx(expected, rel=1e-5)
+    plain = Objective(Fixed(SCORES.clone(), "logits"), "cross_entropy")  # type: ignore[arg-type]
+    judged = plain(images, single)[0].item()
+    assert logits.of_scores(SCORES, single).item() == pytest.approx(judged, rel=1e-5)
+
+    lengths = Objective(Fixed(SCORES.clone(), "lengths"), "margin", 0.3)  # type: ignore[arg-type]
+    total = 0.0
+    for row, part in zip(SCORES.tolist(), targets[single], strict=True):
+        for x, t in zip(row, part, strict=True):
+            total += t * max(0, 0.9 - x) ** 2 + (1 - t) * 0.5 * max(0, x - 0.1) ** 2
+    assert lengths(images, single)[0].item() == pytest.approx(total / 2, rel=1e-5)
+
+    digits = load_data("sample")
+    config = Config(head="linear", smoothing=0.3)
+    state = State(config, facts_of(digits), start_fabric("32"), digits.train)
+    assert state.objective.smoothing == 0.3
 
 
 def test_the_factor_of_lengths_is_learned() -> None:

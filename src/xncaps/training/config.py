@@ -32,6 +32,7 @@ NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "momentum": ("from 0 to below 1", lambda value: 0 <= value < 1),
     "clip": ("above 0", lambda value: value > 0),
     "ema": ("from 0 to below 1", lambda value: 0 <= value < 1),
+    "smoothing": ("from 0 to below 1", lambda value: 0 <= value < 1),
 }
 
 
@@ -51,6 +52,7 @@ class Config:
         batch_size: images in a step, over all processes.
         seed: of weights, order and augmentation.
         loss: ``margin``, or ``cross_entropy`` (capsule lengths times a learned factor).
+        smoothing: the share of a training target that is spread over all classes.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
         lr: the highest learning rate.
         min_lr: the lowest of ``triangular2``.
@@ -83,6 +85,7 @@ class Config:
     batch_size: int = 128
     seed: int = 0
     loss: str = "margin"
+    smoothing: float = 0.0
     optimizer: str = "adam"
     lr: float = 3e-3
     min_lr: float = 1e-9

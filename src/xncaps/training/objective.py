@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from xncaps.errors import look_up
-from xncaps.losses import LOSSES
+from xncaps.losses import LOSSES, multi_hot
 from xncaps.networks import Classifier
 from xncaps.training.config import Config
 
@@ -27,25 +27,31 @@ class Objective(nn.Module):
     Args:
         network: gives scores of images.
         loss: ``margin`` or ``cross_entropy``.
+        smoothing: the share of a target that is spread evenly over all classes, in training.
 
     Shape:
         images ``(batch, channels, height, width)``, labels ``(batch,)`` or ``(batch, classes)`` ->
         a scalar and the scores ``(batch, classes)``.
     """
 
-    def __init__(self, network: Classifier, loss: str) -> None:
+    def __init__(self, network: Classifier, loss: str, smoothing: float = 0.0) -> None:
         super().__init__()
         self.network = network
         self.loss = loss
+        self.smoothing = smoothing
         learned = loss == "cross_entropy" and network.scores == "lengths"
         self.factor = nn.Parameter(torch.tensor(FIRST_FACTOR)) if learned else None
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         scores: Tensor = self.network(images)
+        if self.smoothing:
+            target = multi_hot("Objective", labels, scores.float())
+            evenly = target.mean(dim=1, keepdim=True)
+            return self.of_scores(scores, target.lerp(evenly, self.smoothing)), scores
         return self.of_scores(scores, labels), scores
 
     def of_scores(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of these scores."""
+        """The mean loss of these scores, without smoothing."""
         if self.factor is not None:
             return LOSSES[self.loss](scores.float() * self.factor, labels, "logits")
         return LOSSES[self.loss](scores.float(), labels, self.network.scores)

@@ -37,7 +37,7 @@ class State:
         if isinstance(network.backbone, WideNet):
             count = max(1, SEEN // network.image_size**2)
             network.backbone.prepare(facts.preprocess(config.image_size)(train.images[:count]))
-        self.objective = Objective(network, config.loss).to(fabric.device)
+        self.objective = Objective(network, config.loss, config.smoothing).to(fabric.device)
         if config.channels_last:
             for module in self.objective.modules():
                 if isinstance(module, nn.Conv2d):
