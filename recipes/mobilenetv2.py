@@ -17,7 +17,7 @@ EXPERIMENT = Experiment(
         "model": "mobilenetv2",
         "attach": "features",
         "epochs": 2,
-        "lr": 3e-3,
+        "lr": 1e-2,
         "augment": {"shift": 2.0, "rotate": 10.0, "scale": 0.1},
     },
     variants=by_head("fc", "dr", "xnodr", "xnidr"),
