@@ -26,9 +26,10 @@ EXPERIMENT = Experiment(
     },
     variants={
         "adamw-margin": {},
-        "adamw-cross-entropy": {"loss": "cross_entropy"},
+        "adamw-cross-entropy": {"loss": "cross_entropy", "smoothing": 0.2},
         "sgd-cross-entropy": {
             "loss": "cross_entropy",
+            "smoothing": 0.2,
             "optimizer": "sgd",
             "weight_decay": 5e-4,
             "lr": 0.2,
