@@ -74,9 +74,13 @@ def test_convolutions_begin_by_handing_their_input_on() -> None:
 
 
 @pytest.mark.parametrize("side", [9, 16, 28, 33, 36])
-def test_sizes_of_maps(side: int) -> None:
-    maps = WideNet(1, side, width=0.125)(torch.randn(2, 1, side, side + 8))
+def test_the_largest_value_of_each_map_counts(side: int) -> None:
+    network = WideNet(1, side, width=0.125)
+    images = torch.randn(2, 1, side, side + 8)
+    maps = network.top[:-1](network.trunk(images))
     assert maps.shape == (2, 32, (side - 1) // 8, (side + 7) // 8)
+    highest = maps.detach().flatten(2).numpy().max(axis=2)
+    assert np.array_equal(network(images).detach().numpy(), highest.reshape(2, 32, 1, 1))
 
 
 def test_training_begins_with_patches_of_the_training_images(tmp_path: Path) -> None:

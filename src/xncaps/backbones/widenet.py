@@ -13,6 +13,17 @@ LEAST = 5e-4
 """Variances are taken as at least about this share of their mean."""
 
 
+class Highest(nn.Module):
+    """The maximum of each map.
+
+    Shape:
+        ``(batch, channels, height, width)`` -> ``(batch, channels, 1, 1)``.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.amax(dim=(2, 3), keepdim=True)
+
+
 class WideNet(Backbone):
     """Patches of 2x2 pixels, then six 3x3 convolutions, pooled by maximum behind every other one.
 
@@ -27,11 +38,10 @@ class WideNet(Backbone):
         width: multiplies the channels of the convolutions.
 
     Shape:
-        ``(batch, in_channels, height, width)`` -> ``(batch, 256 * width, h, w)``, where ``h`` is
-        ``(height - 1) // 8``, and ``w`` likewise.
+        ``(batch, in_channels, height, width)`` -> ``(batch, 256 * width, 1, 1)``.
 
     >>> WideNet(in_channels=3, image_size=32)(torch.randn(2, 3, 32, 32)).shape
-    torch.Size([2, 256, 3, 3])
+    torch.Size([2, 256, 1, 1])
     """
 
     default_channels, default_size, least_size = 3, 32, 9
@@ -50,7 +60,7 @@ class WideNet(Backbone):
             *(*_pooled(first, last), *_plain(last, last)),
             *_pooled(last, last),
         )
-        self.top = nn.Sequential(*_plain(last, last))
+        self.top = nn.Sequential(*_plain(last, last), Highest())
         self.reset_parameters()
 
     @property
