@@ -17,7 +17,6 @@ EXPERIMENT = Experiment(
         "attach": "features",
         "epochs": 2,
         "batch_size": 64,
-        "precision": "bf16",
         "augment": {"shift": 2.0, "rotate": 10.0, "scale": 0.1},
     },
     variants={

@@ -290,6 +290,8 @@ def test_other_networks_and_losses_train(tmp_path: Path) -> None:
         ]
     ):
         assert run(command(config, "--out", tmp_path / str(number)), log) == 0, log.read_text()
+    hints = log.read_text().count("precision bf16: this processor has no instructions for it")
+    assert hints == (not torch.cpu._is_avx512_supported())
 
 
 @pytest.mark.parametrize(

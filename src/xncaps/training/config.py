@@ -64,7 +64,7 @@ class Config:
         clip: the largest norm of all gradients together.
         ema: average the weights with this decay, and judge and keep the average; 0 does not.
         augment: what may happen to a training image, see :class:`xncaps.data.Augment`.
-        precision: ``32``, or ``bf16`` for autocast where the device has it.
+        precision: ``32``, or ``bf16`` for autocast; slow on processors without instructions for it.
         channels_last: keep images and convolutions in that memory format.
         compile: run the network through ``torch.compile``.
 

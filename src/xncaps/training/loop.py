@@ -29,10 +29,12 @@ from xncaps.training.log import Log
 from xncaps.training.monitors import IMAGES, coupling_entropy, flip_ratios, weight_signs
 from xncaps.training.processes import (
     BUSY,
+    EMULATED,
     add_up,
     add_up_tensor,
     busy_machine,
     check_same,
+    emulates_bf16,
     share_bytes,
     share_tensors,
 )
@@ -323,7 +325,10 @@ class Loop:
         weights = sum(p.numel() for p in self.state.objective.network.parameters())
         head = f" with {config.head}" if config.head else ""
         processes = f"{self.fabric.world_size} processes of " if self.fabric.world_size > 1 else ""
-        hints = [BUSY] if busy_machine() and self.fabric.device.type == "cpu" else []
+        on_cpu = self.fabric.device.type == "cpu"
+        hints = [BUSY] if on_cpu and busy_machine() else []
+        if on_cpu and config.precision == "bf16" and emulates_bf16():
+            hints.append(EMULATED)
         if config.attach == "append":
             hints.append("attach=append: the backbone's last block stays frozen at random weights")
         return [

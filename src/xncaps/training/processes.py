@@ -173,6 +173,15 @@ def busy_machine() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > cores - torch.get_num_threads() + 0.5
 
 
+EMULATED = "precision bf16: this processor has no instructions for it; 32 is many times as fast"
+
+
+def emulates_bf16() -> bool:
+    """Whether the processor works in bfloat16 without instructions for it."""
+    has_them = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return has_them is not None and not has_them()
+
+
 def add_up(fabric: Fabric, values: Sequence[float]) -> list[float]:
     """The sums of these numbers over all processes."""
     if fabric.world_size == 1:
