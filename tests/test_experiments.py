@@ -238,6 +238,32 @@ def test_a_run_does_not_go_on_with_other_threads(tmp_path: Path) -> None:
     assert "threads: 1 -> 2" in said
 
 
+def test_a_row_names_all_code_and_the_only_machine_it_came_from(tmp_path: Path) -> None:
+    one = Experiment("one", {**TINY, "epochs": 30}, by_head("linear"), 1)
+    process = begin(one, tmp_path)
+    checkpoints = tmp_path / "runs" / "one" / "linear" / "seed-0" / "checkpoints"
+    while not list(checkpoints.glob("*.json")):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    text, content = read_checkpoint(checkpoints, print) or (b"", b"")
+    checkpoint = parse_checkpoint(text, content)
+    (commit,), kernel = checkpoint.state["commits"], checkpoint.state["kernel"]
+    state = {**checkpoint.state, "commits": ["0ld"], "kernel": "another"}
+    save_checkpoint(checkpoints, replace(checkpoint, state=state))
+    status, said = finish(one, tmp_path)
+    assert status == 2
+    assert f"kernel: another -> {kernel}" in said
+    save_checkpoint(checkpoints, replace(checkpoint, state={**state, "kernel": kernel}))
+    status, said = finish(one, tmp_path)
+    assert status == 0, said
+    assert "going on after step" in said
+    (row,) = read_accuracy(tmp_path / "results")
+    assert row.commit == f"0ld {commit}".strip()
+    assert row.kernel == kernel
+
+
 def test_rows_that_could_not_be_written_are_found_out_first(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     status, said = finish(HEADS, tmp_path)

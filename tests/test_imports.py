@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
     "images": {"errors"},
     "data": {"errors", "images"},
     "evaluation": {"data", "metrics"},
-    "training": USE | {"counting", "text"},
+    "training": USE | {"counting", "kernels", "text"},
     "experiments": USE | {"bench", "deploy", "kernels", "text", "training"},
     "bench": USE | {"deploy", "kernels", "text", "training"},
     "cli": MODELS

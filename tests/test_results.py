@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from xncaps.experiments.plots import digest_of, draw_all
 from xncaps.experiments.rows import append_row
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.paper import paper_tables
+from xncaps.text import Table
 from xncaps.training import Config
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +72,32 @@ def test_the_rate_is_the_one_that_tuning_chose(name: str) -> None:
         assert {experiment.config(variant, 0).lr for variant in experiment.variants} == {chosen}
 
 
+@pytest.mark.parametrize("name", ["multimnist", "mobilenetv2"])
+def test_own_rates_are_those_that_suit_each_head(name: str) -> None:
+    """Capsule heads go by xnidr; all else is as in the experiment with one rate."""
+    experiment = experiment_of(ROOT / "recipes" / f"own_rates_{name}.py")
+    tuned = [row for row in ROWS if row.experiment == f"tuning-{name}"]
+    shared = experiment_of(ROOT / "recipes" / f"{name}.py")
+    for variant in experiment.variants:
+        head = variant if variant == "fc" else "xnidr"
+        found = {row.config.lr: row.validation or 0.0 for row in tuned if row.config.head == head}
+        best = max(found.values())
+        config = experiment.config(variant, 0)
+        assert config.lr == min(rate for rate, value in found.items() if value >= best - 0.001)
+        assert replace(config, lr=1.0) == replace(shared.config(variant, 0), lr=1.0)
+
+
+def test_the_makefile_knows_every_recipe() -> None:
+    words = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    lists = [line.partition(":=")[2] for line in words if line.startswith(("CAMPAIGN", "RECORDS"))]
+    known = re.sub(r"\$\(addprefix (\w+),([\w ]+)\)", prefixed, " ".join(lists)).split()
+    assert sorted(known) == sorted(path.stem for path in RECIPES)
+
+
+def prefixed(match: re.Match[str]) -> str:
+    return " ".join(match[1] + name for name in match[2].split())
+
+
 def test_every_row_has_a_recipe() -> None:
     names = {experiment_of(path).name for path in RECIPES}
     assert {row.experiment for row in ROWS} <= names
@@ -79,7 +107,7 @@ def test_every_row_has_a_recipe() -> None:
 def test_tables_in_documents_are_those_of_the_rows(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     tables = tables_of(ROWS)
-    assert any(f"<!-- table: {table} -->\n| " in text for table in tables)
+    assert any(f"<!-- table: {name} -->\n{tables[name].title}:\n\n| " in text for name in tables)
     assert fill_in(text, tables) == text
 
 
@@ -117,9 +145,38 @@ def test_a_table_by_hand() -> None:
     assert lines["dr"]["against linear"] == "+8.00"
     assert lines["fc"]["against fc"] == ""
     assert [line["seeds"] for line in lines.values()] == [3, 3, 1]
+    assert [line["minutes"] for line in lines.values()] == ["1.2 ± 0.0", "1.2 ± 0.0", "1.2"]
     markdown = table.to_markdown().splitlines()
     assert markdown[1] == "|" + " --- |" * len(table.columns)
     assert len({line.count("|") for line in markdown}) == 1
+
+
+def test_a_title_says_what_the_runs_share() -> None:
+    config = {"data": "cifar10", "model": "widenet", "epochs": 1, "options": {"width": 0.5}}
+    augment = {"flip": True, "crop": 1}
+    whole = Config.from_dict({**config, "augment": augment})
+    assert table_of([a_row(config=whole)], "mine").title == (
+        "CIFAR-10, widenet (width 0.5), 1 epoch in batches of 128, adam, onecycle up to 0.003; "
+        "augmented by flip, crop 1"
+    )
+    for held, count in ((None, 900), (0, 1000), (300, 700)):
+        part = Config.from_dict({**config, "train_count": 1000, "validation": held})
+        title = table_of([a_row(config=part)], "mine").title
+        assert title.startswith(f"{count:,} images of CIFAR-10, ")
+        assert title.endswith("augmented by nothing")
+
+
+def test_computing_counts_each_run_once() -> None:
+    rows = [
+        a_row(seed=0, cpu="A", date="1", cpu_minutes=2.0),
+        a_row(seed=1, cpu="B", date="2", cpu_minutes=3.0),
+        a_row(seed=2, cpu="A", date="3", cpu_minutes=4.0),
+        a_row(experiment="other", variant="same", cpu="A", date="1", cpu_minutes=2.0),
+        a_row(experiment="other", cpu="A", date="4", cpu_minutes=8.0),
+    ]
+    assert list(table_of(rows, "computing").rows) == [
+        *(("mine", "A", 2, 6), ("mine", "B", 1, 3), ("other", "A", 1, 8), ("all", "", 4, 17)),
+    ]
 
 
 def test_pairs_have_three_metrics() -> None:
@@ -180,7 +237,7 @@ def test_the_tuning_table_shows_validation_only() -> None:
         ("MNIST, convnet", "dr", "25.00", None),
         ("MNIST, convnet", "mean", "50.00", None),
     ]
-    assert list(tables_of(rows)) == ["tuning"]
+    assert list(tables_of(rows)) == ["tuning", "computing"]
 
 
 def test_other_choices_have_tables_of_their_own() -> None:
@@ -195,12 +252,19 @@ def test_other_choices_have_tables_of_their_own() -> None:
     ]
 
 
+def block_of(table: Table) -> str:
+    return f"{table.title}:\n\n{table.to_markdown()}"
+
+
 def test_blocks_are_filled_and_nothing_else_is_touched() -> None:
     tables = tables_of([a_row()])
-    text = "a\n<!-- table: mine -->\nold\n<!-- end -->\nb\n<!-- table: other -->\nx\n<!-- end -->\n"
+    text = "a\n<!-- table: mine -->\nold\n<!-- end -->\nb\n<!-- table: bench -->\nx\n<!-- end -->\n"
+    text += "<!-- table: later -->\n<!-- end -->\n"
     filled = fill_in(text, tables)
-    assert filled == text.replace("old", tables["mine"].to_markdown())
+    assert filled == text.replace("old", block_of(tables["mine"]))
     assert fill_in(filled, tables) == filled
+    with pytest.raises(InputError, match=r"^results: table must be one of mine, .*got 'later'\.$"):
+        fill_in(filled.replace("later -->", "later -->\nold"), tables)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +284,7 @@ def test_a_block_without_an_end_is_refused(text: str) -> None:
 def test_every_block_of_a_name_is_filled_with_the_document_s_own_line_ends() -> None:
     tables = tables_of([a_row()])
     block = "<!-- table: mine -->\n<!-- end -->\n"
-    table = f"<!-- table: mine -->\n{tables['mine'].to_markdown()}\n<!-- end -->\n"
+    table = f"<!-- table: mine -->\n{block_of(tables['mine'])}\n<!-- end -->\n"
     assert fill_in(f"a\n{block}b\n{block}", tables) == f"a\n{table}b\n{table}"
     assert fill_in(block.replace(" -->\n", " --> \n", 1), tables) == table
     windows = f"a\n{block}".replace("\n", "\r\n")
@@ -268,7 +332,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (table,) = json.loads(capsys.readouterr().out)
     assert table["rows"][0]["accuracy"] == "50.00"
     assert main([*words, "--table", "yours"]) == 2
-    assert "table must be one of mine; got 'yours'" in capsys.readouterr().err
+    assert "table must be one of mine, computing; got 'yours'" in capsys.readouterr().err
     page.write_text("<!-- table: mine -->\n<!-- end -->\n")
     assert main([*words, "--update", str(page)]) == 0
     assert "| fc | margin |" in page.read_text()

@@ -47,29 +47,32 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def read_numbered(path: Path) -> dict[int, dict[str, str]]:
-    """All whole rows of a CSV file, by the numbers of their lines."""
+    """All whole rows of a CSV file, by the numbers of their lines.
+
+    Rows that a crash has cut short are passed over; other lines that are no rows are refused.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: cannot be read as CSV ({error}).") from None
+    header: list[str] = []
+    rows: dict[int, dict[str, str]] = {}
     # What follows the last line break is nothing, or a row that was cut short.
-    cells = [_cells(line) for line in lines[:-1]] or [None]
-    header = cells[0] or []
-    return {
-        number: dict(zip(header, row, strict=True))
-        for number, row in enumerate(cells[1:], start=2)
-        if row is not None and len(row) == len(header)
-    }
-
-
-def _cells(line: str) -> list[str] | None:
-    """The cells of a line; None if it was cut short."""
-    if line.endswith(CUT):
-        return None
-    try:
-        return next(csv.reader([line]), None)
-    except csv.Error:
-        return None
+    for number, line in enumerate(lines[:-1], start=1):
+        if not line.strip() or line.endswith(CUT):
+            continue
+        try:
+            cells = next(csv.reader([line], strict=True))
+        except csv.Error as error:
+            raise RunError(f"{path}: line {number} cannot be read as CSV ({error}).") from None
+        if not header:
+            header = cells
+        elif len(cells) != len(header):
+            what = f"line {number} has {len(cells)} cells where the first has {len(header)}."
+            raise RunError(f"{path}: {what}")
+        else:
+            rows[number] = dict(zip(header, cells, strict=True))
+    return rows
 
 
 def _write(handle: int, content: bytes) -> None:

@@ -16,7 +16,7 @@ from xncaps.training import check_extra
 def results(
     table: Annotated[
         str | None,
-        typer.Option(help="Only this one: an experiment's name, or tuning for learning rates."),
+        typer.Option(help="Only this one: an experiment's name, tuning, claims or computing."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print for a document.")] = False,
     update: Annotated[

@@ -193,6 +193,8 @@ def repeat(
         ]
         if lines and not same:
             display.say(f"the row was measured otherwise, so it may differ: {'; '.join(lines)}")
+        if row.commit != new.commit and not same:
+            display.say(f"the row is of commit {row.commit}, this is {new.commit}")
         every = every and (same or bool(lines))
     return every
 

@@ -20,6 +20,8 @@ from xncaps.errors import (
 from xncaps.models import create_model
 from xncaps.training import Config
 
+NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What experiments and variants may be called: both become folders."""
 LOSS = {"linear": "cross_entropy", "fc": "cross_entropy"}
 """Of heads that give logits; capsule heads have the margin loss, as in the paper."""
 
@@ -84,7 +86,7 @@ class Experiment:
         if not self.variants:
             raise InputError(message(where, "variants", "be at least one", "none"))
         for name in (self.name, *self.variants):
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            if not NAMES.fullmatch(name):
                 requirement = "have a name of letters, digits, dots and dashes"
                 raise InputError(message(where, "everything", requirement, brief(name)))
         for variant in (*self.variants, *self.more_seeds):

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from statistics import fmean
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
@@ -27,6 +26,8 @@ HEADS = {
     "xnboth": ("#cc79a7", "^"),
 }
 """Colour and mark of each head: it is the same in every picture."""
+ASIDE = 1.02
+"""Marks that would lie on one another stand so much to the right of the one before."""
 LEAST = 1e-3
 """Percent: no error at all would have no place on a logarithmic axis."""
 
@@ -36,8 +37,7 @@ Place = Callable[[Row], float | None]
 
 def draw_all(rows: Sequence[Row], latencies: Latencies) -> dict[str, bytes]:
     """All pictures, by the names of their files: of experiments that compare heads as they are."""
-    others = {row.experiment for row in rows if row.accuracy is None or row.variant not in HEADS}
-    shown = [row for row in rows if row.experiment not in others]
+    shown = drawn(rows)
     digest = digest_of(rows, latencies)
 
     def latency(row: Row) -> float | None:
@@ -52,10 +52,19 @@ def draw_all(rows: Sequence[Row], latencies: Latencies) -> dict[str, bytes]:
     return {name: _svg(figure, digest) for name, figure in figures.items()}
 
 
+def drawn(rows: Sequence[Row]) -> list[Row]:
+    """Those of the rows that the pictures show."""
+    others = {row.experiment for row in rows if row.accuracy is None or row.variant not in HEADS}
+    return [row for row in rows if row.experiment not in others]
+
+
 def digest_of(rows: Sequence[Row], latencies: Latencies) -> str:
     """What stands in the pictures of these figures, so that one can see if they are stale."""
-    values = [(*row.key, row.accuracy, row.curve, row.params, row.cpu_minutes) for row in rows]
-    text = json.dumps([values, sorted(latencies.items())])
+    shown = drawn(rows)
+    names = {row.experiment for row in shown}
+    values = [(*row.key, row.accuracy, row.curve, row.params, row.cpu_minutes) for row in shown]
+    times = sorted(item for item in latencies.items() if item[0][0] in names)
+    text = json.dumps([values, times])
     return f"sha256 of the figures: {hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -65,14 +74,18 @@ def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
     figure, panels = _panels(rows)
     for name, axes in panels.items():
         mine = [row for row in rows if row.experiment == name]
+        taken: list[float] = []
         for head, values in accuracies(mine).items():
-            places = [x for row in mine if row.variant == head and (x := place(row))]
-            spread = Spread.of([100 * value for value in values.values()])
+            across = Spread.of([x for row in mine if row.variant == head and (x := place(row))])
+            up = Spread.of([100 * value for value in values.values()])
+            taken.append(across.mean)
+            aside = ASIDE ** (taken.count(across.mean) - 1)
             colour, mark = HEADS[head]
             axes.errorbar(
-                fmean(places),
-                spread.mean,
-                yerr=spread.deviation,
+                across.mean * aside,
+                up.mean,
+                xerr=across.deviation or None,
+                yerr=up.deviation,
                 color=colour,
                 marker=mark,
                 markersize=6,
@@ -83,6 +96,7 @@ def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
         axes.set_xscale("log")
         _round_ticks(axes.xaxis)
         axes.margins(0.15, 0.15)
+        axes.set_ylim(top=min(100.0, axes.get_ylim()[1]))
         _dress(axes, name, label, "test accuracy, %")
     _name_heads(figure, panels)
     return figure
@@ -157,8 +171,10 @@ def _name_heads(figure: Figure, panels: Mapping[str, Axes]) -> None:
 
 
 def _round_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2, 5, 10, ..."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, ...; at more where it is short."""
+    low, high = axis.get_view_interval()
+    subs = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=8))
     axis.set_major_formatter(FuncFormatter(_short))
     axis.set_minor_locator(NullLocator())
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from xncaps.bench import machine
-from xncaps.errors import RunError
-from xncaps.experiments.experiment import Planned
+from xncaps.errors import RunError, brief
+from xncaps.experiments.experiment import NAMES, Planned
 from xncaps.results import append_rows, read_numbered
 from xncaps.training import Config
 
 NAME = "accuracy.csv"
+MOST = 1e15
+"""More than any figure of a run."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ def row_of(run: Planned, result: dict[str, Any], curve: tuple[float, ...], tunin
             cpu_minutes=result["cpu_seconds"] / 60,
             config=run.config,
             # The run may have ended in another process than the one that writes its row.
-            **{**facts(), "threads": result["threads"], "commit": result["commit"]},
+            **{
+                **facts(),
+                **{name: result[name] for name in ("threads", "commit", "cpu", "kernel")},
+            },
         )
     except KeyError as error:
         hint = "Remove the folder of the run to train it anew."
@@ -135,14 +140,48 @@ def known_rows(folder: Path) -> list[Row]:
 
 
 def _parse(line: dict[str, str]) -> Row:
+    for name, text in line.items():
+        if not text.isprintable():
+            raise ValueError(f"{name} is {brief(text)}")
     kinds: dict[str, Any] = {
+        "variant": _name,
+        "experiment": _name,
         "curve": lambda text: tuple(map(_share, text.split())),
-        "config": lambda text: Config.from_dict(json.loads(text)),
-        **dict.fromkeys(("seed", "params", "head_params", "threads"), int),
+        "config": _config,
+        **dict.fromkeys(("seed", "params", "head_params", "threads"), _count),
         **dict.fromkeys(("accuracy", "per_digit", "top2", "validation"), _share_or_none),
-        **dict.fromkeys(("minutes", "cpu_minutes"), float),
+        **dict.fromkeys(("minutes", "cpu_minutes"), positive),
     }
     return Row(**{name: kinds.get(name, str)(line[name]) for name in COLUMNS})
+
+
+def _config(text: str) -> Config:
+    config = Config.from_dict(json.loads(text))
+    for name in (config.data, config.model, config.head or ""):
+        if not name.isprintable():
+            raise ValueError(f"{brief(name)} is no name")
+    return config
+
+
+def _name(text: str) -> str:
+    if not NAMES.fullmatch(text):
+        raise ValueError(f"{brief(text)} is no name")
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < MOST:
+        raise ValueError(f"{brief(text)} is no count")
+    return value
+
+
+def positive(text: str) -> float:
+    """A time, as a text of a file."""
+    value = float(text)
+    if not 0 <= value < MOST:
+        raise ValueError(f"{brief(text)} is no time")
+    return value
 
 
 def _share_or_none(text: str) -> float | None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from xncaps.data.dataset import validation_size
 from xncaps.errors import InputError, look_up, message
 from xncaps.experiments.rows import Row
 from xncaps.experiments.statistics import Comparison, Spread, compare
@@ -14,13 +15,15 @@ BLOCK = re.compile(
     r"(?P<inside>.*?)(?:(?P<end><!-- end -->)|\Z)",
     re.DOTALL,
 )
+OTHERS = ("bench", "params", "model", "agreement")
+"""Blocks that other commands make."""
 DATA = {"sample": "sample", "mnist": "MNIST", "cifar10": "CIFAR-10", "multimnist": "MultiMNIST"}
 COMPARED = (
     "Test accuracy in percent: mean over the seeds ± their sample standard deviation. Against "
     "another head: the mean difference in points over the seeds that both have, and its 95% "
     "interval (paired t); better and worse where it does not hold 0. Each comparison stands for "
     "itself: of twenty without any true difference, one would come out so by chance. Minutes: "
-    "processor time of a run's training."
+    "processor time of a run's training, mean and deviation."
 )
 ONE_SEED = (
     "One seed each, so a difference below the spread of the seeds in the main table says nothing. "
@@ -28,6 +31,7 @@ ONE_SEED = (
 )
 
 MAIN = ("mnist", "multimnist", "cifar10", "mobilenetv2", "resnet50")
+MAIN += ("own-rates-multimnist", "own-rates-mobilenetv2")
 """The experiments in which the paper's claims are put to the test."""
 CLAIMS = (
     ("XnODR above FC", "xnodr", "fc"),
@@ -43,6 +47,10 @@ CLAIMED = (
     "The first head minus the second: the mean difference in test accuracy in points over the "
     "seeds that both have, and its 95% interval (paired t); better and worse where it does not "
     "hold 0."
+)
+SPENT = (
+    "Minutes of processor time in training; a run that stands in two experiments counts in the "
+    "first."
 )
 CHOSEN = "Accuracy in percent on held-out training images. Minutes: processor time of the training."
 
@@ -63,6 +71,8 @@ def tables_of(rows: Sequence[Row]) -> dict[str, Table]:
         tables["tuning"] = tuning_table(rates)
     if set(MAIN) & tables.keys():
         tables["claims"] = claims_table(rows)
+    if rows:
+        tables["computing"] = computing_table(rows)
     return tables
 
 
@@ -103,10 +113,9 @@ def experiment_table(name: str, rows: Sequence[Row]) -> Table:
             cells.append(percent(Spread.of([row.top2 for row in mine if row.top2 is not None])))
         for each in baselines:
             cells.append("" if each == variant else points(compare(values, figures[each])))
-        cells.append(f"{Spread.of([row.cpu_minutes for row in mine]).mean:.1f}")
+        cells.append(_around(Spread.of([row.cpu_minutes for row in mine]), 1))
         lines.append(tuple(cells))
-    title = f"{name}: {described(rows[0])}"
-    return Table(name, title, tuple(columns), lines, COMPARED if several else ONE_SEED)
+    return Table(name, described(rows), tuple(columns), lines, COMPARED if several else ONE_SEED)
 
 
 def claims_table(rows: Sequence[Row]) -> Table:
@@ -122,17 +131,45 @@ def claims_table(rows: Sequence[Row]) -> Table:
     return Table("claims", title, ("claim", *names), lines, CLAIMED)
 
 
-def described(row: Row) -> str:
+def described(rows: Sequence[Row]) -> str:
     """What all runs of an experiment share, in a line."""
-    config = row.config
-    images = f"{config.train_count:,} " if config.train_count else ""
+    config = rows[0].config
+    rates = " or ".join(f"{rate:g}" for rate in sorted({row.config.lr for row in rows}))
+    images = DATA.get(config.data, config.data)
+    if config.train_count:
+        held = config.validation
+        held = validation_size(config.train_count) if held is None else held
+        images = f"{config.train_count - held:,} images of {images}"
     size = f" at {config.image_size} px" if config.image_size else ""
     width = config.options.get("width")
-    model = f"{config.model}{f' (width {width:g})' if width else ''}"
+    model = f"{config.model}{f' (width {width})' if isinstance(width, int | float) else ''}"
+    epochs = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
+    moved = [
+        name if value is True else f"{name} {value:g}"
+        for name, value in vars(config.augment).items()
+        if value
+    ]
     return (
-        f"{images}{DATA.get(config.data, config.data)}{size}, {model}, {config.epochs} epochs, "
-        f"{config.optimizer}, {config.schedule} up to {config.lr:g}"
+        f"{images}{size}, {model}, {epochs} in batches of {config.batch_size}, "
+        f"{config.optimizer}, {config.schedule} up to {rates}; augmented by "
+        f"{', '.join(moved) or 'nothing'}"
     )
+
+
+def computing_table(rows: Sequence[Row]) -> Table:
+    """What the experiments took, each on each kind of processor."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for row in {(row.date, str(row.config)): row for row in reversed(rows)}.values():
+        spent.setdefault((row.experiment, row.cpu), []).append(row.cpu_minutes)
+    order = list(dict.fromkeys(row.experiment for row in rows))
+    lines: list[tuple[object, ...]] = [
+        (name, cpu, len(values), round(sum(values)))
+        for (name, cpu), values in sorted(spent.items(), key=lambda item: order.index(item[0][0]))
+    ]
+    every = [minutes for values in spent.values() for minutes in values]
+    lines.append(("all", "", len(every), round(sum(every))))
+    columns = ("experiment", "processor", "runs", "minutes")
+    return Table("computing", "What the experiments took", columns, lines, SPENT)
 
 
 def tuning_table(rows: Sequence[Row]) -> Table:
@@ -175,8 +212,8 @@ def percent(spread: Spread) -> str:
     >>> percent(Spread(0.9948, 0.0005, 5)), percent(Spread(0.9948, None, 1))
     ('99.48 ± 0.05', '99.48')
     """
-    text = f"{100 * spread.mean:.2f}"
-    return text if spread.deviation is None else f"{text} ± {100 * spread.deviation:.2f}"
+    deviation = None if spread.deviation is None else 100 * spread.deviation
+    return _around(Spread(100 * spread.mean, deviation, spread.count), 2)
 
 
 def points(comparison: Comparison | None) -> str:
@@ -197,7 +234,8 @@ def points(comparison: Comparison | None) -> str:
 def fill_in(text: str, tables: dict[str, Table]) -> str:
     """A document with the blocks ``<!-- table: NAME -->`` ... ``<!-- end -->`` made anew.
 
-    Blocks of other names, which other commands make, are left alone.
+    Each gets its table, under a line that says what it shows. Blocks that other commands make, and
+    empty ones that no row fills yet, are left alone.
     """
     newline = "\r\n" if "\r\n" in text else "\n"
 
@@ -205,12 +243,18 @@ def fill_in(text: str, tables: dict[str, Table]) -> str:
         name, inside = match["name"], match["inside"]
         if not match["end"] or "<!-- table:" in inside:
             raise InputError(message("results", f"table {name}", "end in <!-- end -->", "no end"))
-        if name not in tables:
+        if name in OTHERS or (name not in tables and not inside.strip()):
             return match[0]
-        lines = tables[name].to_markdown().splitlines()
+        table = look_up("results", "table", name, tables)
+        lines = [f"{table.title}:", "", *table.to_markdown().splitlines()]
         return newline.join([match["mark"], *lines, match["end"]])
 
     return BLOCK.sub(made, text)
+
+
+def _around(spread: Spread, digits: int) -> str:
+    text = f"{spread.mean:.{digits}f}"
+    return text if spread.deviation is None else f"{text} ± {spread.deviation:.{digits}f}"
 
 
 def _percent(value: float | None) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from xncaps.data import Dataset, Facts
 from xncaps.errors import RunError
 from xncaps.evaluation import evaluate_scores, main_metric
-from xncaps.system import commit, cpu_name, peak_memory, write_whole
+from xncaps.system import peak_memory, write_whole
 from xncaps.training.config import Config
 from xncaps.training.display import Display
 from xncaps.training.report import write_report
@@ -65,8 +65,6 @@ def finish(
         "images_per_second": last.get("images_per_second"),
         "peak_memory_bytes": peak_memory(),
         **surroundings,
-        "cpu": cpu_name(),
-        "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
     display.say("writing the report")

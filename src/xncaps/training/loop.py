@@ -16,11 +16,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from xncaps import __version__
+from xncaps import __version__, kernels
 from xncaps.data import Batches, Dataset, Facts, Splits
 from xncaps.errors import InputError, RunError
 from xncaps.evaluation import main_metric, scores_of
 from xncaps.metrics import METRICS
+from xncaps.system import commit, cpu_name
 from xncaps.training.checkpoint import parse_checkpoint, read_checkpoint, save_checkpoint
 from xncaps.training.config import Config, differences
 from xncaps.training.display import Display, Moment
@@ -44,6 +45,8 @@ from xncaps.training.state import State
 from xncaps.training.stopping import StoppedError, StopRequests
 
 LOG_STEPS = 10
+SOFT = ("threads:", "processes:", "cpu:", "kernel:")
+"""What may be another when a run goes on: it changes the last digits."""
 
 
 class DivergedError(RunError):
@@ -90,6 +93,7 @@ class Loop:
         self.state = State(config, facts, fabric, data.train)
         self.saved_step: int | None = None
         self.log: Log | None = None
+        self.commits = [commit()]
 
     def run(self, stops: StopRequests, save_seconds: float) -> None:
         """Take all steps that are left."""
@@ -218,7 +222,7 @@ class Loop:
                 self.data.test,
                 scores,
                 rows,
-                self.surroundings(),
+                {**self.surroundings(), "commit": " ".join(filter(None, self.commits))},
                 self.display,
             )
         shared = share_result(self.fabric, self.folder, result)
@@ -230,7 +234,7 @@ class Loop:
         """Write a checkpoint, if this process is the one that writes."""
         if not self.fabric.is_global_zero:
             return
-        more = {"config": self.config.to_dict(), **self.surroundings()}
+        more = {"config": self.config.to_dict(), **self.surroundings(), "commits": self.commits}
         checkpoint = self.state.checkpoint(more)
         for name, tensor in checkpoint.tensors.items():
             if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -253,13 +257,14 @@ class Loop:
         # A setting that has come since then had its default.
         begun["config"] = Config.from_dict(checkpoint.state["config"]).to_dict()
         lines = differences(begun, now)
-        soft = [line for line in lines if line.startswith(("threads:", "processes:"))]
+        soft = [line for line in lines if line.startswith(SOFT)]
         hard = lines if exact else [line for line in lines if line not in soft]
         if hard:
             raise began_otherwise(self.folder, hard)
         for line in soft:
             self.display.say(f"{line} since it began: it will not be bit by bit what it would be")
         self.state.restore(checkpoint)
+        self.commits = [*dict.fromkeys([*checkpoint.state.get("commits", []), *self.commits])]
         self.saved_step = self.state.step
         self.display.say(f"going on after step {self.state.step} of {self.steps}")
 
@@ -271,6 +276,8 @@ class Loop:
             "torch": torch.__version__.split("+")[0],
             "threads": torch.get_num_threads(),
             "processes": self.fabric.world_size,
+            "cpu": cpu_name(),
+            "kernel": kernels.selected(),
         }
 
     def refuse(self, what: str) -> NoReturn:

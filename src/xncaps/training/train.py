@@ -52,8 +52,8 @@ def train(
         save_seconds: a checkpoint is written at the end of each epoch, and after so many seconds.
         stops: notes that the process is asked to end; the run's own if not given.
         go_on: the command that goes on with this run, named when it stops.
-        exact: refuse to go on with another number of threads or processes than it began with,
-            which changes the last digits.
+        exact: refuse to go on with another processor, kernel, or number of threads or processes
+            than it began with, which change the last digits.
 
     Returns:
         Where the run lies, and how the network did on the test images.
