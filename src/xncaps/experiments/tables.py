@@ -30,8 +30,10 @@ ONE_SEED = (
     "Accuracy and differences in percent points on the test images."
 )
 
-MAIN = ("mnist", "multimnist", "cifar10", "mobilenetv2", "resnet50")
-MAIN += ("own-rates-multimnist", "own-rates-mobilenetv2")
+MAIN = (
+    *("mnist", "multimnist", "cifar10", "mobilenetv2", "resnet50"),
+    *("own-rates-multimnist", "own-rates-mobilenetv2"),
+)
 """The experiments in which the paper's claims are put to the test."""
 CLAIMS = (
     ("XnODR above FC", "xnodr", "fc"),
