@@ -147,7 +147,7 @@ inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint
       for (int q = 0; q < kVecs; ++q) a[q] = load(rows + d * stride + q * kLanes);
       byte = add_where(byte, signs_of(a, thresholds), set_bytes(1 << (d - first)));
     }
-    store_bytes(to + first / 8 * kBlock, byte);
+    store_bytes(to + first / 8 * kBlock, in_order(byte));
   }
 }
 

@@ -64,7 +64,10 @@ inline void project_sample(const Layer& layer, const Sizes& sizes, const WeightB
     for (int q = 0; q < kVecs; ++q) x_scale[q] = set(1.0f);
     if (!learned) mean_abs(work.x_lanes, sizes.dim_in, x_scale);
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) store(work.x_scale + first + q * kLanes, x_scale[q]);
+    for (int q = 0; q < kVecs; ++q) {
+      x_scale[q] = x_scale[q] * set(kByteUnit);
+      store(work.x_scale + first + q * kLanes, x_scale[q]);
+    }
     project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale, block == 0,
                                           u + block * sizes.u_block, work.totals);
   }

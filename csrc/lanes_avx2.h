@@ -62,28 +62,45 @@ inline void store_bytes(void* p, Bytes a) { _mm256_storeu_si256(static_cast<__m2
 inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
 inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
 inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
-inline Bytes count_different_bits(Bytes a, Bytes b) {
-  const __m256i counts = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));  // of each half byte
+// How many of 8 bits are the same, minus how many are not.
+inline Bytes dot_of_bits(Bytes a, Bytes b) {
+  const __m256i dots = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(4, 2, 2, 0, 2, 0, 0, -2, 2, 0, 0, -2, 0, -2, -2, -4));  // of each half byte
   const __m256i x = _mm256_xor_si256(a, b), low = _mm256_set1_epi8(15);
   return _mm256_add_epi8(
-      _mm256_shuffle_epi8(counts, _mm256_and_si256(x, low)),
-      _mm256_shuffle_epi8(counts, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
+      _mm256_shuffle_epi8(dots, _mm256_and_si256(x, low)),
+      _mm256_shuffle_epi8(dots, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
 }
 
-inline Vec floats_of_bytes(const int8_t* p) {
-  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+// Packing and shuffling work on halves of a register. So bytes have a second order, in which both
+// halves hold four bytes of each vector.
+inline Bytes to_halves(Bytes a) {
+  return _mm256_permutevar8x32_epi32(a, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+inline Bytes from_halves(Bytes a) {
+  return _mm256_permutevar8x32_epi32(a, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-// The core of the XNOR product: how many bits of each lane differ from those of a row's byte. Each
-// half of that byte picks a table, in which the halves of the lanes' bytes look up the count.
-constexpr int kTileRows = 4, kTileBlocks = 2;
+// Signed bytes as floats, in units of kByteUnit: each becomes the highest byte of a whole number.
+constexpr float kByteUnit = 1.0f / (1 << 24);
+inline void floats_of_halves(Bytes a, Vec* out) {
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) {
+    const __m128i highest =
+        _mm_setr_epi8(-1, -1, -1, static_cast<char>(4 * q), -1, -1, -1,
+                      static_cast<char>(4 * q + 1), -1, -1, -1, static_cast<char>(4 * q + 2), -1,
+                      -1, -1, static_cast<char>(4 * q + 3));
+    out[q] = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(highest)));
+  }
+}
+inline void floats_of_bytes(Bytes a, Vec* out) { floats_of_halves(to_halves(a), out); }
+
+// The core of the XNOR product: how many bits of each lane differ from those of a row's byte, in two
+// parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the
+// count. A tile of 6 rows and 2 blocks takes 12 of the 16 registers for its sums.
+constexpr int kTileRows = 6, kTileBlocks = 2, kRowBlocks = 4, kCodeParts = 2;
 struct Code {
-  uint8_t low, high;  // offsets of the tables
-};
-struct Column {
-  Bytes low, high;
+  uint8_t offset[kCodeParts];  // of the tables
 };
 
 struct Tables {
@@ -100,24 +117,42 @@ struct Tables {
 constexpr Tables kTables;
 
 inline Code code_of(uint8_t byte) {
-  return {static_cast<uint8_t>(byte << 4), static_cast<uint8_t>(byte & 0xf0)};
+  return {{static_cast<uint8_t>(byte << 4), static_cast<uint8_t>(byte & 0xf0)}};
 }
-inline Column column_of(Bytes bytes) {
-  const __m256i low = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low)};
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
+  const __m256i high = _mm256_set1_epi8(static_cast<char>(0xf0));
+  int64_t k = 0;
+  for (; k + 32 <= count; k += 32) {
+    const __m256i bytes = load_bytes(from + k);
+    const __m256i a = _mm256_and_si256(_mm256_slli_epi16(bytes, 4), high);
+    const __m256i b = _mm256_and_si256(bytes, high);
+    const __m256i even = _mm256_unpacklo_epi8(a, b), odd = _mm256_unpackhi_epi8(a, b);
+    store_bytes(to + k, _mm256_permute2x128_si256(even, odd, 0x20));
+    store_bytes(to + k + 16, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+  for (; k < count; ++k) to[k] = code_of(from[k]);
 }
-inline __m256i table_at(uint8_t offset) {
-  const uint8_t* table = &kTables.count[0][0] + offset;
+// A part of the bytes of a column, and what of a code is compared with it.
+inline Bytes part_of(Bytes column, int part) {
+  const __m256i half = part == 0 ? column : _mm256_srli_epi16(column, 4);
+  return _mm256_and_si256(half, _mm256_set1_epi8(15));
+}
+inline Bytes part_of(Code code, int part) {
+  const uint8_t* table = &kTables.count[0][0] + code.offset[part];
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
-inline Bytes count_different(Column column, Code code) {
-  return _mm256_add_epi8(_mm256_shuffle_epi8(table_at(code.low), column.low),
-                         _mm256_shuffle_epi8(table_at(code.high), column.high));
+inline void add_different(Bytes& sum, Bytes column, Bytes code) {
+  sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(code, column));
+  asm volatile("" : "+x"(sum));  // one by one: looking up several first takes too many registers
 }
 
 // to[k] = from[k] for so many.
 inline void copy(float* to, const float* from, int64_t count) {
-  for (; count >= kLanes; count -= kLanes, to += kLanes, from += kLanes) store(to, load(from));
+  if (count >= kLanes) {
+    for (int64_t k = 0; k + kLanes < count; k += kLanes) store(to + k, load(from + k));
+    store(to + count - kLanes, load(from + count - kLanes));
+    return;
+  }
   for (int64_t k = 0; k < count; ++k) to[k] = from[k];
 }
 
@@ -134,17 +169,17 @@ inline uint8_t positive_bits(const float* p, float threshold) {
   return static_cast<uint8_t>(_mm256_movemask_ps(greater(load(p), set(threshold))));
 }
 
-// Signs of the 32 lanes of a block: all bits of a byte.
+// Signs of the 32 lanes of a block: all bits of a byte, in the order of halves.
 using Signs = __m256i;
 
 inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   __m256i m[4];
   for (int q = 0; q < 4; ++q) m[q] = _mm256_castps_si256(greater(a[q], thresholds[q]));
-  const __m256i mixed =
-      _mm256_packs_epi16(_mm256_packs_epi32(m[0], m[1]), _mm256_packs_epi32(m[2], m[3]));
-  // Packing works on halves of a register; this puts the lanes in order again.
-  return _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  return _mm256_packs_epi16(_mm256_packs_epi32(m[0], m[1]), _mm256_packs_epi32(m[2], m[3]));
 }
+// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+inline Bytes in_order(Bytes a) { return from_halves(a); }
+inline void floats_in_order(Bytes a, Vec* out) { floats_of_halves(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return _mm256_add_epi8(a, _mm256_and_si256(positive, value));

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "layout.h"
 #include "lanes_x86.h"
@@ -63,20 +64,31 @@ inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
 inline Bytes count_different_bits(Bytes a, Bytes b) {
   return _mm256_popcnt_epi8(_mm256_xor_si256(a, b));
 }
+// How many of 8 bits are the same, minus how many are not.
+inline Bytes dot_of_bits(Bytes a, Bytes b) {
+  const Bytes different = count_different_bits(a, b);
+  return sub_bytes(set_bytes(8), add_bytes(different, different));
+}
 
-inline Vec floats_of_bytes(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+// Signed bytes as floats, in units of kByteUnit.
+constexpr float kByteUnit = 1.0f;
+inline void floats_of_bytes(Bytes a, Vec* out) {
+  const __m128i low = _mm256_castsi256_si128(a), high = _mm256_extracti128_si256(a, 1);
+  out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low));
+  out[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
 }
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
-constexpr int kTileRows = 4, kTileBlocks = 4;
+constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
 using Code = uint8_t;
-using Column = Bytes;
 inline Code code_of(uint8_t byte) { return byte; }
-inline Column column_of(Bytes bytes) { return bytes; }
-inline Bytes count_different(Column column, Code code) {
-  return count_different_bits(column, set_bytes(code));
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
+  std::memcpy(to, from, count);
+}
+inline Bytes part_of(Bytes column, int) { return column; }
+inline Bytes part_of(Code code, int) { return set_bytes(code); }
+inline void add_different(Bytes& sum, Bytes column, Bytes code) {
+  sum = add_bytes(sum, count_different_bits(column, code));
 }
 
 // to[k] = from[k] for so many.
@@ -103,6 +115,9 @@ inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   const uint32_t low = greater(a[0], thresholds[0]), high = greater(a[1], thresholds[1]);
   return low | high << 16;
 }
+// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+inline Bytes in_order(Bytes a) { return a; }
+inline void floats_in_order(Bytes a, Vec* out) { floats_of_bytes(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return _mm256_mask_add_epi8(a, positive, a, value);

@@ -143,18 +143,33 @@ inline Bytes count_different_bits(Bytes a, Bytes b) {
   });
 }
 
-inline Vec floats_of_bytes(const int8_t* p) {
-  return each([&](int k) { return static_cast<float>(p[k]); });
+// How many of 8 bits are the same, minus how many are not.
+inline Bytes dot_of_bits(Bytes a, Bytes b) {
+  const Bytes different = count_different_bits(a, b);
+  return each_byte([&](int k) { return 8 - 2 * different.lane[k]; });
+}
+
+// Signed bytes as floats, in units of kByteUnit.
+constexpr float kByteUnit = 1.0f;
+inline void floats_of_bytes(Bytes a, Vec* out) {
+  for (int q = 0; q < kVecs; ++q) {
+    out[q] = each([&](int k) {
+      return static_cast<float>(static_cast<int8_t>(a.lane[q * kLanes + k]));
+    });
+  }
 }
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
-constexpr int kTileRows = 2, kTileBlocks = 1;
+constexpr int kTileRows = 2, kTileBlocks = 1, kRowBlocks = 1, kCodeParts = 1;
 using Code = uint8_t;
-using Column = Bytes;
 inline Code code_of(uint8_t byte) { return byte; }
-inline Column column_of(Bytes bytes) { return bytes; }
-inline Bytes count_different(Column column, Code code) {
-  return count_different_bits(column, set_bytes(code));
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
+  std::memcpy(to, from, count);
+}
+inline Bytes part_of(Bytes column, int) { return column; }
+inline Bytes part_of(Code code, int) { return set_bytes(code); }
+inline void add_different(Bytes& sum, Bytes column, Bytes code) {
+  sum = add_bytes(sum, count_different_bits(column, code));
 }
 
 // to[k] = from[k] for so many.
@@ -186,6 +201,9 @@ inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   }
   return out;
 }
+// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+inline Bytes in_order(Bytes a) { return a; }
+inline void floats_in_order(Bytes a, Vec* out) { floats_of_bytes(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return each_byte([&](int k) { return a.lane[k] + (positive.lane[k] & value.lane[k]); });

@@ -11,51 +11,68 @@ inline Vec load_scale(const uint16_t* p) { return load_half(p); }
 // Signed bytes hold the dot products of so many bytes of signs.
 constexpr int64_t kBytesAtOnce = 15;
 
-// Dot products of the signs of a block with one row of weights, as floats.
-template <bool OneByte>
-inline void dot_signs(const Sizes& sizes, const uint8_t* x_bits, const uint8_t* row, Vec* dots) {
-  const int64_t bytes = OneByte ? 1 : sizes.bytes;
-  for (int64_t first = 0; first < bytes; first += kBytesAtOnce) {
-    const int64_t last = first + kBytesAtOnce < bytes ? first + kBytesAtOnce : bytes;
-    Bytes different = count_different_bits(load_bytes(x_bits + first * kBlock),
-                                           load_bytes(row + first * kBlock));
-    for (int64_t k = first + 1; k < last; ++k) {
-      different = add_bytes(different, count_different_bits(load_bytes(x_bits + k * kBlock),
-                                                            load_bytes(row + k * kBlock)));
-    }
-    const int64_t bits = (last < bytes ? 8 * last : sizes.dim_in) - 8 * first;
-    const Bytes dot = sub_bytes(set_bytes(static_cast<int>(bits)), add_bytes(different, different));
-    alignas(64) int8_t lanes[kBlock];
-    store_bytes(lanes, dot);
+// dots += floats of bytes, or = for the first.
+inline void add_floats(Bytes bytes, bool first, Vec* dots) {
+  Vec part[kVecs];
+  floats_of_bytes(bytes, part);
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) {
-      const Vec part = floats_of_bytes(lanes + q * kLanes);
-      dots[q] = first == 0 ? part : dots[q] + part;
-    }
-  }
+  for (int q = 0; q < kVecs; ++q) dots[q] = first ? part[q] : dots[q] + part[q];
 }
 
-// Predictions of a block from signs: u = (dot * x_scale) * scale, row by row. Folded leaves x_scale
-// to whoever reads u. The sums over the lanes of x_scale * dot * scale are added to `totals`, or put
-// there for the first block.
+// The signs of a block of inputs; their first byte is held in a register. The bits that fill up the
+// last byte are the same in inputs and weights.
+struct InputSigns {
+  const uint8_t* bits;
+  int64_t bytes;
+  Bytes first, filling;
+};
+
+// Dot products of the signs of a block with one row of weights, as floats in units of kByteUnit.
+template <bool OneByte>
+inline void dot_signs(const InputSigns& x, const uint8_t* row, Vec* dots) {
+  Bytes dot = dot_of_bits(x.first, load_bytes(row));
+  if (OneByte) return floats_of_bytes(sub_bytes(dot, x.filling), dots);
+  for (int64_t k = 1, added = 1; k < x.bytes; ++k, ++added) {
+    const Bytes next = dot_of_bits(load_bytes(x.bits + k * kBlock), load_bytes(row + k * kBlock));
+    if (added < kBytesAtOnce) {
+      dot = add_bytes(dot, next);
+      continue;
+    }
+    add_floats(dot, k == kBytesAtOnce, dots);
+    dot = next;
+    added = 0;
+  }
+  add_floats(sub_bytes(dot, x.filling), x.bytes <= kBytesAtOnce, dots);
+}
+
+// Predictions of a block from signs: u = (dot * x_scale) * scale, row by row, with x_scale in the
+// units of the dot products. Folded leaves x_scale to whoever reads u. The sums over the lanes of
+// x_scale * dot * scale are added to `totals`, or put there for the first block.
 template <bool OneByte, bool Folded, class Scale>
 inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const uint8_t* x_bits,
                           const Vec* x_scale, bool first, float* u, float* totals) {
   const uint8_t* bits = weights.bits;
   const Scale* scale = static_cast<const Scale*>(weights.scale);
-  for (int64_t row = 0; row < sizes.rows; ++row) {
+  // Copies: what is stored could change what pointers and references show.
+  const int64_t rows = sizes.rows, bytes = OneByte ? 1 : sizes.bytes;
+  const InputSigns x = {x_bits, bytes, load_bytes(x_bits),
+                        set_bytes(static_cast<int>(8 * bytes - sizes.dim_in))};
+  Vec factors[kVecs];
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) factors[q] = x_scale[q];
+  for (int64_t row = 0; row < rows; ++row) {
     Vec dots[kVecs];
-    dot_signs<OneByte>(sizes, x_bits, bits, dots);
+    dot_signs<OneByte>(x, bits, dots);
     Vec total = set(0.0f);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const Vec w_scale = load_scale(scale + q * kLanes);
-      const Vec value = Folded ? dots[q] * w_scale : dots[q] * x_scale[q] * w_scale;
+      const Vec value = Folded ? dots[q] * w_scale : dots[q] * factors[q] * w_scale;
       store(u + q * kLanes, value);
-      total = Folded ? fma(value, x_scale[q], total) : total + value;
+      total = Folded ? fma(value, factors[q], total) : total + value;
     }
     add_to_total(totals, first, total);
-    bits += sizes.bytes * kBlock;
+    bits += bytes * kBlock;
     scale += kBlock;
     u += kBlock;
     totals += kTotal;

@@ -180,17 +180,22 @@ struct Described {
 
 inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, Described out) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
-    Vec means[kVecs], thresholds[kVecs];
-    mean_abs(u, sizes.dim_out, means);
+    Vec sums[kVecs], thresholds[kVecs];
     thresholds_of(binarizer, u, sizes.dim_out, thresholds);
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) store(out.means + lanes_at(sizes, j, q), means[q]);
+    for (int q = 0; q < kVecs; ++q) sums[q] = set(0.0f);
     for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock) {
       Vec a[kVecs];
 #pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) a[q] = load(u + q * kLanes);
+      for (int q = 0; q < kVecs; ++q) {
+        a[q] = load(u + q * kLanes);
+        sums[q] = sums[q] + abs(a[q]);
+      }
       out.signs[j * sizes.dim_out + e] = signs_of(a, thresholds);
     }
+    const Vec count = set(static_cast<float>(sizes.dim_out));
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) store(out.means + lanes_at(sizes, j, q), sums[q] / count);
   }
 }
 
@@ -205,12 +210,12 @@ inline void dot_described(const Sizes& sizes, const Signs* signs, const uint8_t*
       different = count_where_not(different, signs[e], v_positive[e] != 0);
     }
     const Bytes dot = sub_bytes(set_bytes(static_cast<int>(count)), add_bytes(different, different));
-    alignas(64) int8_t lanes[kBlock];
-    store_bytes(lanes, dot);
+    Vec part[kVecs];
+    floats_in_order(dot, part);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const Vec part = floats_of_bytes(lanes + q * kLanes);
-      dots[q] = first == 0 ? part : dots[q] + part;
+      part[q] = part[q] * set(kByteUnit);
+      dots[q] = first == 0 ? part[q] : dots[q] + part[q];
     }
   }
 }

@@ -27,15 +27,18 @@ inline void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, cons
       }
       for (int64_t k = first; k < last; ++k) {
         const uint8_t* at = columns + offsets[k];
-        Column column[Blocks];
 #pragma GCC unroll 16
-        for (int b = 0; b < Blocks; ++b) column[b] = column_of(load_bytes(at + b * block_stride));
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) {
-          const Code code = rows[r * row_stride + k];
+        for (int part = 0; part < kCodeParts; ++part) {
+          Bytes column[Blocks];
 #pragma GCC unroll 16
           for (int b = 0; b < Blocks; ++b) {
-            sum[r][b] = add_bytes(sum[r][b], count_different(column[b], code));
+            column[b] = part_of(load_bytes(at + b * block_stride), part);
+          }
+#pragma GCC unroll 16
+          for (int r = 0; r < Rows; ++r) {
+            const Bytes code = part_of(rows[r * row_stride + k], part);
+#pragma GCC unroll 16
+            for (int b = 0; b < Blocks; ++b) add_different(sum[r][b], column[b], code);
           }
         }
       }
@@ -52,8 +55,8 @@ inline void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, cons
   }
 }
 
-// The same for any number of blocks up to those of a whole tile.
-template <int Rows, int Blocks = kTileBlocks>
+// The same for any number of blocks up to those of a whole tile; one row alone has other tiles.
+template <int Rows, int Blocks = Rows == 1 ? kRowBlocks : kTileBlocks>
 inline void count_blocks(int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
                          const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
                          int32_t* counts) {
@@ -65,30 +68,27 @@ inline void count_blocks(int blocks, const Code* rows, int64_t row_stride, int64
   }
 }
 
-// The same for any number of rows, too.
+// The same for any number of rows, too: as many as possible at once.
+template <int Rows = kTileRows>
 inline void count_any(int rows_count, int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
                       const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
                       int32_t* counts) {
-  if (rows_count == kTileRows) {
-    count_blocks<kTileRows>(blocks, rows, row_stride, bytes, columns, block_stride, offsets, counts);
-    return;
+  for (; rows_count >= Rows; rows_count -= Rows) {
+    count_blocks<Rows>(blocks, rows, row_stride, bytes, columns, block_stride, offsets, counts);
+    rows += Rows * row_stride;
+    counts += Rows * blocks * kBlock;
   }
-  for (int r = 0; r < rows_count; ++r) {
-    count_blocks<1>(blocks, rows + r * row_stride, row_stride, bytes, columns, block_stride, offsets,
-                    counts + r * blocks * kBlock);
+  if constexpr (Rows > 1) {
+    constexpr int kFewer = Rows > 4 ? 4 : Rows / 2;
+    if (rows_count > 0) {
+      count_any<kFewer>(rows_count, blocks, rows, row_stride, bytes, columns, block_stride, offsets,
+                        counts);
+    }
   }
 }
 
 // Rows of codes lie this far apart: not a power of two, for then they would share places in the cache.
 inline int64_t code_stride(int64_t bytes) { return (bytes + 63) / 64 * 64 + 32; }
-
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* __restrict to) {
-  if constexpr (sizeof(Code) == 1) {
-    std::memcpy(to, from, count);
-  } else {
-    for (int64_t k = 0; k < count; ++k) to[k] = code_of(from[k]);
-  }
-}
 
 // What the signs of a vector depend on, and the mean of its absolute numbers.
 struct Row {
@@ -133,7 +133,7 @@ inline float encode_row(Binarizer binarizer, const float* x, int64_t count, Code
   return row.mean;
 }
 
-// y of some rows for up to kTileBlocks blocks of outputs.
+// y of some rows for as many blocks of outputs as a tile has.
 inline void multiply_columns(const LinearCall& call, const Code* codes, const float* means,
                              int64_t first_row, int64_t rows, int64_t block, int blocks,
                              const uint8_t* columns, const int64_t* offsets) {
@@ -198,9 +198,9 @@ inline void linear(const LinearCall& call) {
         work.means[r] = encode_row(call.binarizer, call.x + (first + r) * call.in_features,
                                    call.in_features, work.codes + r * code_stride(bytes));
       }
-      for (int64_t block = 0; block < blocks; block += kTileBlocks) {
-        int count_blocks = static_cast<int>(blocks - block < kTileBlocks ? blocks - block
-                                                                          : kTileBlocks);
+      const int64_t together = rows == 1 ? kRowBlocks : kTileBlocks;
+      for (int64_t block = 0; block < blocks; block += together) {
+        int count_blocks = static_cast<int>(blocks - block < together ? blocks - block : together);
         const uint8_t* columns = call.bits + block * kBlock * bytes;
         if (narrow_bytes > 0 && block + count_blocks == blocks) {
           // The narrow one comes alone.
