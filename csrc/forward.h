@@ -10,15 +10,15 @@ namespace xncaps::XNCAPS_ISA {
 // What one sample needs while it is routed.
 struct Workspace {
   float* totals;       // (rows, kTotal): sums of a sweep, lane by lane
-  float* logits;       // (halves, caps_out, 16) of the xnor agreement
-  float* means;        // (halves, caps_out, 16): of the predictions
+  float* logits;       // (strips, caps_out, kStrip) of the xnor agreement
+  float* means;        // (strips, caps_out, kStrip): of the predictions
   Signs* signs;        // (blocks, rows)
   float* sums;         // (rows)
   float* v;            // (rows)
   float* v_sum;        // (rows): v of all iterations so far
   float* v_means;      // (caps_out)
   uint8_t* v_positive;  // (rows)
-  float* couplings;    // (2, caps_out + 1, 16)
+  float* couplings;    // (2, caps_out + 1, kStrip)
   float* x_scale;      // (samples, blocks, 32)
   uint8_t* x_bits;     // (bytes, 32)
   float* x_lanes;      // (samples, dim_in, 32)
@@ -36,7 +36,7 @@ struct Workspace {
     v_sum = parts.take<float>(sizes.rows);
     v_means = parts.take<float>(sizes.caps_out);
     v_positive = parts.take<uint8_t>(sizes.rows);
-    couplings = parts.take<float>(2 * half_size(sizes));
+    couplings = parts.take<float>(2 * strip_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
     x_bits = parts.take<uint8_t>(sizes.bytes * kBlock);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
@@ -113,7 +113,7 @@ inline void project(const Layer& layer, const Sizes& sizes, const Weights& weigh
   }
 }
 
-// Adds the xnor agreement of a block with v to the logits of its halves.
+// Adds the xnor agreement of a block with v to the logits of its strips.
 inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t* v_positive,
                            const float* v_means, const float* learned, float* logits) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
@@ -129,51 +129,55 @@ inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t
   }
 }
 
-// Copies the logits of a half, and puts their largest behind them.
+// Copies the logits of a strip, and puts their largest behind them.
 inline void copy_logits(const Sizes& sizes, const float* logits, float* c) {
 #pragma GCC unroll 16
-  for (int q = 0; q < kHalfVecs; ++q) {
+  for (int q = 0; q < kStripVecs; ++q) {
     Vec most = load(logits + q * kLanes);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      const Vec logit = load(logits + j * kHalf + q * kLanes);
-      store(c + j * kHalf + q * kLanes, logit);
+      const Vec logit = load(logits + j * kStrip + q * kLanes);
+      store(c + j * kStrip + q * kLanes, logit);
       most = max(most, logit);
     }
-    store(c + sizes.caps_out * kHalf + q * kLanes, most);
+    store(c + sizes.caps_out * kStrip + q * kLanes, most);
   }
 }
 
-// Routes one sample whose predictions are in u and their sums in work.totals.
+// Routes one sample whose predictions are in u and, if they come from signs, their sums in
+// work.totals.
 inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights, const float* u,
                   Workspace& work, float* v_out, float* sums_out, float* couplings_out) {
   const bool xnor = layer.agreement != Binarizer::none;
   const float* x_scale = is_folded(layer, weights) ? work.x_scale : nullptr;
   const int64_t lanes = sizes.caps_out * kBlock, kept = lanes * sizes.blocks;
-  if (xnor && sizes.iterations > 1) {
-    std::memset(work.logits, 0, sizes.blocks * lanes * sizeof(float));
-    for (int64_t block = 0; block < sizes.blocks; ++block) {
-      describe(sizes, layer.agreement, u + block * sizes.u_block,
+  const bool described = xnor && sizes.iterations > 1;
+  if (described) std::memset(work.logits, 0, sizes.blocks * lanes * sizeof(float));
+  for (int64_t block = 0; block < sizes.blocks; ++block) {
+    const float* at = u + block * sizes.u_block;
+    if (layer.projection == Binarizer::none) add_rows(sizes, at, block == 0, work.totals);
+    if (described) {
+      describe(sizes, layer.agreement, at,
                {work.means + block * lanes, work.signs + block * sizes.rows});
     }
   }
   for (int64_t t = 0; t < sizes.iterations; ++t) {
-    const auto couple = [&](int64_t half, float* c) {
-      const float* factor = x_scale == nullptr ? nullptr : x_scale + half * kHalf;
-      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + half * kHalf;
+    const auto couple = [&](int64_t strip, float* c) {
+      const float* factor = x_scale == nullptr ? nullptr : x_scale + strip * kStrip;
+      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + strip * kStrip;
       softmax(sizes, factor, c, to);
     };
     if (t > 0 && xnor) {
-      for (int64_t half = 0; half < 2 * sizes.blocks; ++half) {
-        const int64_t block = half / 2;
-        if (half % 2 == 0) {
+      for (int64_t strip = 0; strip < kStrips * sizes.blocks; ++strip) {
+        const int64_t block = strip / kStrips;
+        if (strip % kStrips == 0) {
           agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
                          work.v_positive, work.v_means, weights.agreement_scale,
                          work.logits + block * lanes);
         }
         float* c = work.couplings;
-        copy_logits(sizes, work.logits + half * sizes.caps_out * kHalf, c);
-        couple(half, c);
-        add_half(sizes, u + block * sizes.u_block + half % 2 * kHalf, c, half == 0, work.totals);
+        copy_logits(sizes, work.logits + strip * sizes.caps_out * kStrip, c);
+        couple(strip, c);
+        add_strip(sizes, strip_of(sizes, u, strip), c, strip == 0, work.totals);
       }
     } else if (t > 0) {
       // u . v of all iterations so far, added up, is u . (the sum of v).
@@ -235,9 +239,6 @@ inline void forward(const Layer& layer, const Weights& weights, const ForwardCal
   each_sample<Nothing>(
       layer, sizes, weights, call.x, call.batch, call.threads,
       [&](int64_t b, const float* u, Workspace& work, Nothing&) {
-        for (int64_t block = 0; layer.projection == Binarizer::none && block < sizes.blocks; ++block) {
-          add_rows(sizes, u + block * sizes.u_block, block == 0, work.totals);
-        }
         float* sums = call.sums == nullptr ? nullptr : call.sums + b * sizes.iterations * sizes.rows;
         float* couplings = call.couplings == nullptr ? nullptr : call.couplings + b * kept;
         route(layer, sizes, weights, u, work, call.v + b * sizes.rows, sums, couplings);

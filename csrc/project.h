@@ -98,7 +98,10 @@ inline void project_rows(const Sizes& sizes, const float* weights, const float* 
       for (int s = 0; s < Samples; ++s) x[s] = load(x_lanes + s * x_stride + d * kBlock + q * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
-        const Vec w = load(weights + (r * sizes.dim_in + d) * kBlock + q * kLanes);
+        const float* at = weights + (r * sizes.dim_in + d) * kBlock + q * kLanes;
+        // Once for each line of the cache.
+        if (kAhead > 0 && Samples > 1 && q * kLanes % 16 == 0) __builtin_prefetch(at + kAhead);
+        const Vec w = load(at);
 #pragma GCC unroll 16
         for (int s = 0; s < Samples; ++s) sum[r][s] = fma(w, x[s], sum[r][s]);
       }

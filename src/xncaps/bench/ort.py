@@ -17,6 +17,8 @@ Call = Callable[[], Any]
 
 OPSET, IR_VERSION = 21, 10
 INT8_STEPS, UINT8_MIDDLE = 127, 128
+WEIGHT_STEPS = 63
+"""Half of them: processors without VNNI add two products up in 16 bits, which must not overflow."""
 
 
 def missing() -> str:
@@ -132,7 +134,7 @@ def _quantized(
     Static: quantize and dequantize around the float node, which ONNX Runtime fuses into one of
     int8; a Conv is fused only where its result is quantized too.
     """
-    w_step = float(weight.detach().abs().max()) / INT8_STEPS
+    w_step = float(weight.detach().abs().max()) / WEIGHT_STEPS
     rounded = torch.round(weight.detach() / w_step).to(torch.int8)
     wq = graph.constant("wq", _array(rounded))
     wz = graph.constant("wz", np.array(0, np.int8))
