@@ -42,6 +42,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     return printed
 
 
+@pytest.mark.slow
 def test_the_walk_ends_where_it_says(said: str) -> None:
     label = re.search(r"digit\.png shows a (\d)", said).group(1)
     assert f"digit.png: {label}   {label} 0." in said

@@ -71,7 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_take_the_same_steps_as_one(alone: Path, tmp_path: Path, processes: int) -> None:
     """25 images over 2 or 3 processes: their parts are not even of one size."""
     folder = tmp_path / "run"
@@ -111,28 +111,27 @@ def begin(args: list[str], log: IO[str], pattern: Path) -> subprocess.Popen[byte
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
-def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_killed_worker_is_started_again(tmp_path: Path, victim: int) -> None:
     """With BatchNorm and an average: what goes on is what would have been, whichever was killed."""
     config = small(ema=0.9, train_count=500, epochs=6)
     reference = tmp_path / "reference"
     assert run(torchrun(command(config, "--out", reference))).returncode == 0
-    for victim in (0, 1):
-        folder = tmp_path / f"run-{victim}"
-        args = torchrun(command(config, "--out", folder, "--save-seconds", 0), restarts=2)
-        with (tmp_path / "log").open("w") as log:
-            process = begin(args, log, folder / "checkpoints" / "00000002*.json")
-            workers = sorted(children(process.pid))
-            assert len(workers) == 2
-            os.kill(workers[victim], signal.SIGKILL)
-            assert process.wait(timeout=300) == 0
-        said = (tmp_path / "log").read_text()
-        assert "going on after step " in said
-        assert (folder / "model.safetensors").read_bytes() == (
-            reference / "model.safetensors"
-        ).read_bytes()
-        assert rows(folder) == rows(reference)
+    folder = tmp_path / "run"
+    args = torchrun(command(config, "--out", folder, "--save-seconds", 0), restarts=2)
+    with (tmp_path / "log").open("w") as log:
+        process = begin(args, log, folder / "checkpoints" / "00000002*.json")
+        workers = sorted(children(process.pid))
+        assert len(workers) == 2
+        os.kill(workers[victim], signal.SIGKILL)
+        assert process.wait(timeout=300) == 0
+    assert "going on after step " in (tmp_path / "log").read_text()
+    weights, wanted = (f / "model.safetensors" for f in (folder, reference))
+    assert weights.read_bytes() == wanted.read_bytes()
+    assert rows(folder) == rows(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers through /proc")
 def test_two_nodes_and_a_worker_that_dies_on_the_second(alone: Path, tmp_path: Path) -> None:
     """Two torchruns as on two machines; only the node of the dead worker counts a restart."""
@@ -171,6 +170,7 @@ def test_an_existing_run_is_refused_by_all(alone: Path) -> None:
     assert before == {p: p.read_bytes() for p in sorted(alone.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.slow
 def test_several_seeds_go_on_after_a_restart(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     words = [w for w in command(small(), "--out", out) if not w.startswith("--set=seed")]
