@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import runs
 from runs import command, rows, run, small, start, weights
 from xncaps.errors import RunError
-from xncaps.training.checkpoint import Checkpoint, parse_checkpoint, save_checkpoint
+from xncaps.training.checkpoint import Checkpoint, _encode, parse_checkpoint, save_checkpoint
 
 KILLS = 30
 
@@ -290,8 +290,6 @@ def test_another_configuration_is_refused(
 
 @pytest.mark.parametrize(("key", "value"), [("xncaps", "0.0.1"), ("torch", "1.0")])
 def test_other_code_is_refused(half: Path, tmp_path: Path, key: str, value: str) -> None:
-    from xncaps.training.checkpoint import _encode
-
     folder, log = tmp_path / "run", tmp_path / "log"
     shutil.copytree(half, folder)
     for path in folder.glob("checkpoints/*.json"):
@@ -301,11 +299,15 @@ def test_other_code_is_refused(half: Path, tmp_path: Path, key: str, value: str)
     assert f"{key}: {value} -> " in log.read_text().splitlines()[-1]
 
 
-def test_another_number_of_threads_is_said(half: Path, tmp_path: Path) -> None:
+def test_another_number_of_threads_or_kernel_is_said(half: Path, tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     shutil.copytree(half, folder)
+    for path in folder.glob("checkpoints/*.json"):
+        state = json.loads(path.read_bytes())["state"]
+        path.write_bytes(_encode({**state, "kernel": "another"}))
     assert run(command(None, "--resume", folder, "--threads", 2), log) == 0
     assert "threads: 1 -> 2" in log.read_text()
+    assert "kernel: another -> " in log.read_text()
 
 
 def test_a_run_that_has_ended_is_left_alone(whole: dict[str, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from xncaps.bench.timing import Task, best_times
 from xncaps.deploy import pack
 from xncaps.errors import RunError
-from xncaps.experiments.rows import FACTS, Row, facts, positive
+from xncaps.experiments.rows import FACTS, Row, duration, facts
 from xncaps.models import create_model
 from xncaps.results import append_rows, read_numbered
 from xncaps.text import Table
@@ -93,7 +93,7 @@ def read_latencies(folder: Path) -> dict[tuple[str, str, int], float]:
     for number, row in (read_numbered(path) if path.exists() else {}).items():
         try:
             key = row["experiment"], row["variant"], int(row["batch"])
-            found[key] = positive(row["microseconds"])
+            found[key] = duration(row["microseconds"])
         except (KeyError, ValueError) as error:
             what = f"line {number} is not what bench heads writes ({error})."
             raise RunError(f"{path}: {what}") from None

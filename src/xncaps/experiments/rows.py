@@ -150,7 +150,7 @@ def _parse(line: dict[str, str]) -> Row:
         "config": _config,
         **dict.fromkeys(("seed", "params", "head_params", "threads"), _count),
         **dict.fromkeys(("accuracy", "per_digit", "top2", "validation"), _share_or_none),
-        **dict.fromkeys(("minutes", "cpu_minutes"), positive),
+        **dict.fromkeys(("minutes", "cpu_minutes"), duration),
     }
     return Row(**{name: kinds.get(name, str)(line[name]) for name in COLUMNS})
 
@@ -176,7 +176,7 @@ def _count(text: str) -> int:
     return value
 
 
-def positive(text: str) -> float:
+def duration(text: str) -> float:
     """A time, as a text of a file."""
     value = float(text)
     if not 0 <= value < MOST:
