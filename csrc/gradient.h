@@ -6,27 +6,36 @@
 
 namespace xncaps::XNCAPS_ISA {
 
-// Samples whose du is put together at once, and the rows and dims of sums that fit the registers.
-constexpr int kTile = 8, kRows = kLanes / 4, kDims = 4;
+// Samples and vectors of lanes whose du is put together at once, so that it stays in the smallest
+// cache; and the rows and dims of sums that fit the registers.
+constexpr int kTile = 16, kWide = 2, kRows = kLanes / 4, kDims = 4;
+static_assert(kVecs % kWide == 0, "a block is so many vectors, several times");
 
-// out[r, d] += sum over t of g[t, r] * a[t, d], for Rows rows and Dims dims of one vector of lanes.
-// Steps are those of t, strides those of r.
+// out[r, d] += sum over t of g[t, r] * a[t, d], for Dims dims of one vector of lanes. Steps are those
+// of t, strides those of r.
+struct Products {
+  const float *g, *a;
+  float* out;
+  int64_t g_step, g_stride, a_step, out_stride, rows, count;
+};
+
 template <int Rows, int Dims>
-inline void add_products(const float* g, int64_t g_step, int64_t g_stride, const float* a,
-                         int64_t a_step, int64_t count, float* out, int64_t out_stride) {
+inline void add_tile(const Products& p, int64_t row, int64_t dim) {
+  const float *g = p.g + row * p.g_stride, *a = p.a + dim * kBlock;
+  float* out = p.out + row * p.out_stride + dim * kBlock;
   Vec sum[Rows][Dims];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-    for (int d = 0; d < Dims; ++d) sum[r][d] = load(out + r * out_stride + d * kBlock);
+    for (int d = 0; d < Dims; ++d) sum[r][d] = load(out + r * p.out_stride + d * kBlock);
   }
-  for (int64_t t = 0; t < count; ++t) {
+  for (int64_t t = 0; t < p.count; ++t, g += p.g_step, a += p.a_step) {
     Vec factor[Rows];
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) factor[r] = load(g + t * g_step + r * g_stride);
+    for (int r = 0; r < Rows; ++r) factor[r] = load(g + r * p.g_stride);
 #pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) {
-      const Vec value = load(a + t * a_step + d * kBlock);
+      const Vec value = load(a + d * kBlock);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) sum[r][d] = fma(factor[r], value, sum[r][d]);
     }
@@ -34,26 +43,22 @@ inline void add_products(const float* g, int64_t g_step, int64_t g_stride, const
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-    for (int d = 0; d < Dims; ++d) store(out + r * out_stride + d * kBlock, sum[r][d]);
+    for (int d = 0; d < Dims; ++d) store(out + r * p.out_stride + d * kBlock, sum[r][d]);
   }
 }
 
-// The same for any number of rows and dims.
-inline void add_all_products(int64_t rows, int64_t dims, const float* g, int64_t g_step,
-                             int64_t g_stride, const float* a, int64_t a_step, int64_t count,
-                             float* out, int64_t out_stride) {
-  for (int64_t d = 0; d < dims;) {
-    const bool whole = d + kDims <= dims;
-    const auto many = whole ? &add_products<kRows, kDims> : &add_products<kRows, 1>;
-    const auto one = whole ? &add_products<1, kDims> : &add_products<1, 1>;
-    for (int64_t r = 0; r < rows;) {
-      const bool fits = r + kRows <= rows;
-      (fits ? many : one)(g + r * g_stride, g_step, g_stride, a + d * kBlock, a_step, count,
-                          out + r * out_stride + d * kBlock, out_stride);
-      r += fits ? kRows : 1;
-    }
-    d += whole ? kDims : 1;
-  }
+template <int Dims>
+inline void add_dims(const Products& p, int64_t dim) {
+  int64_t row = 0;
+  for (; row + kRows <= p.rows; row += kRows) add_tile<kRows, Dims>(p, row, dim);
+  for (; row < p.rows; ++row) add_tile<1, Dims>(p, row, dim);
+}
+
+// The same for any number of dims.
+inline void add_products(const Products& p, int64_t dims) {
+  int64_t dim = 0;
+  for (; dim + kDims <= dims; dim += kDims) add_dims<kDims>(p, dim);
+  for (; dim < dims; ++dim) add_dims<1>(p, dim);
 }
 
 // Step 2 for one block of input capsules.
@@ -65,7 +70,9 @@ class BlockGradient {
                 const WeightBlocks& blocks, const BackwardCall& call, const TraceBuffer& traces,
                 Parts& parts)
       : layer_(layer), sizes_(sizes), weights_(weights), blocks_(blocks), call_(call),
-        traces_(traces), xnor_(layer.projection != Binarizer::none) {
+        traces_(traces), xnor_(layer.projection != Binarizer::none),
+        sums_(layer.detach_routing ? 1 : sizes.iterations),
+        count_(layer.detach_routing ? 1 : 2 * sizes.iterations - 1) {
     const int64_t chunk = call.batch < kChunk ? call.batch : kChunk;
     x_ = parts.take<float>(chunk * sizes.dim_in * kBlock);
     d_x_ = parts.take<float>(chunk * sizes.dim_in * kBlock);
@@ -74,10 +81,11 @@ class BlockGradient {
     scale_ = parts.take<float>(xnor_ ? sizes.rows * kBlock : 0);
     d_weight_ = parts.take<float>(sizes.rows * sizes.dim_in * kBlock);
     d_scale_ = parts.take<float>(sizes.rows * kBlock);
-    du_ = parts.take<float>(kTile * sizes.dim_out * kLanes);
-    du_scaled_ = parts.take<float>(kTile * sizes.dim_out * kLanes);
+    du_ = parts.take<float>(kTile * sizes.dim_out * kWide * kLanes);
+    du_scaled_ = parts.take<float>(xnor_ ? kTile * sizes.dim_out * kWide * kLanes : 0);
     lane_ = parts.take<float>(sizes.rows);
-    terms_ = parts.take<Term>(2 * sizes.iterations);
+    even_ = parts.take<float>(kBlock);
+    terms_ = parts.take<Term>(kTile * count_);
   }
 
   void run(int64_t block) {
@@ -125,11 +133,11 @@ class BlockGradient {
       }
     }
     std::memset(d_x_, 0, count * x_size * sizeof(float));
-    for (int64_t j = 0; j < sizes_.caps_out; ++j) {
-#pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) {
-        for (int64_t s = 0; s < count; s += kTile) {
-          const int samples = static_cast<int>(count - s < kTile ? count - s : kTile);
+    for (int64_t s = 0; s < count; s += kTile) {
+      const int samples = static_cast<int>(count - s < kTile ? count - s : kTile);
+      find_terms(first_sample + s, samples);
+      for (int64_t j = 0; j < sizes_.caps_out; ++j) {
+        for (int q = 0; q < kVecs; q += kWide) {
           for (int k = 0; k < samples; ++k) put_together(first_sample + s + k, s + k, j, q, k);
           multiply(s, samples, j, q);
         }
@@ -138,75 +146,112 @@ class BlockGradient {
     for (int64_t s = 0; s < count; ++s) write_x(first_sample + s, s);
   }
 
-  // A part of du: a coefficient of each lane (1 / caps_out if there are none) times a vector.
+  // A part of du: a coefficient of each lane times a vector. Both are those of output capsule 0; the
+  // coefficients of the next one follow at the stride.
   struct Term {
     const float* coefficient;
+    int64_t stride;
     const float* vector;
   };
 
-  // sum[k] += the parts of du for Count rows from e on.
-  template <int Count>
-  void add_terms(const Term* terms, int64_t count, int64_t e, Vec* sum) const {
-    const Vec even = set(1.0f / static_cast<float>(sizes_.caps_out));
-    for (int64_t t = 0; t < count; ++t) {
-      const Vec c = terms[t].coefficient == nullptr ? even : load(terms[t].coefficient);
-#pragma GCC unroll 16
-      for (int k = 0; k < Count; ++k) sum[k] = fma(c, set(terms[t].vector[e + k]), sum[k]);
-    }
-  }
-
-  // du of one sample for output capsule j and one vector of lanes.
-  void put_together(int64_t sample, int64_t s, int64_t j, int q, int slot) {
-    const int64_t kept = sizes_.caps_out * sizes_.blocks * kBlock, row = j * sizes_.dim_out;
-    const int64_t lane = j * sizes_.blocks * kBlock + first_ + q * kLanes;
+  // The parts of du of every sample of a tile: those through the weighted sums, then those through
+  // the logits.
+  void find_terms(int64_t first_sample, int samples) {
+    const int64_t stride = sizes_.blocks * kBlock, kept = sizes_.caps_out * stride;
     const int64_t last = sizes_.iterations - 1;
-    const Traces traces = traces_.of(sample);
-    const float* couplings = call_.couplings + sample * last * kept + lane;
-    int64_t count = 0;
-    for (int64_t t = layer_.detach_routing ? last : 0; t <= last; ++t) {
-      const float* coupling = t == 0 ? nullptr : couplings + (t - 1) * kept;
-      terms_[count++] = {coupling, traces.ds + t * sizes_.rows + row};
+    for (int64_t k = 0; k < kBlock; ++k) even_[k] = 1.0f / static_cast<float>(sizes_.caps_out);
+    Term* term = terms_;
+    for (int64_t sample = first_sample; sample < first_sample + samples; ++sample) {
+      const Traces traces = traces_.of(sample);
+      const float* couplings = call_.couplings + sample * last * kept + first_;
+      for (int64_t t = last + 1 - sums_; t <= last; ++t, ++term) {
+        term->coefficient = t == 0 ? even_ : couplings + (t - 1) * kept;
+        term->stride = t == 0 ? 0 : stride;
+        term->vector = traces.ds + t * sizes_.rows;
+      }
+      for (int64_t t = 0; t < count_ - sums_; ++t, ++term) {
+        *term = {traces.coefficients + t * kept + first_, stride, traces.vectors + t * sizes_.rows};
+      }
     }
-    const int64_t sums = count;
-    for (int64_t t = 0; !layer_.detach_routing && t < last; ++t) {
-      terms_[count++] = {traces.coefficients + t * kept + lane,
-                         traces.vectors + t * sizes_.rows + row};
-    }
-    const float* d_means = traces.d_means == nullptr ? nullptr : traces.d_means + lane;
-    const int64_t all = sizes_.dim_out;
-    int64_t e = 0;
-    for (; e + 4 <= all; e += 4) put_rows<4>(s, j, q, slot, e, sums, count, d_means);
-    for (; e < all; ++e) put_rows<1>(s, j, q, slot, e, sums, count, d_means);
   }
 
-  template <int Count>
-  void put_rows(int64_t s, int64_t j, int q, int slot, int64_t e, int64_t sums, int64_t count,
-                const float* d_means) {
-    Vec g[Count];
-#pragma GCC unroll 16
-    for (int k = 0; k < Count; ++k) g[k] = set(0.0f);
-    if (layer_.agreement != Binarizer::none && count > sums) {
-      add_terms<Count>(terms_ + sums, count - sums, e, g);
-      pass_signs<Count>(s, j, q, e, d_means, g);
-      add_terms<Count>(terms_, sums, e, g);
-    } else {
-      add_terms<Count>(terms_, count, e, g);
+  // du of one sample for output capsule j and kWide vectors of lanes from the q-th on.
+  void put_together(int64_t sample, int64_t s, int64_t j, int q, int slot) {
+    const int64_t all = sizes_.dim_out;
+    // The parts lie apart: those of the next output capsule are asked for early.
+    const Term* terms = terms_ + slot * count_;
+    for (int64_t t = 0; q == 0 && t < count_; ++t) {
+      const float* next = terms[t].coefficient + (j + 1) * terms[t].stride;
+      for (int64_t k = 0; k < kBlock; k += 16) __builtin_prefetch(next + k);
+      __builtin_prefetch(terms[t].vector + (j + 1) * sizes_.dim_out);
     }
-    const int64_t at = slot * sizes_.dim_out * kLanes;
-    const Vec x_scale = xnor_ ? load(x_scale_ + s * kBlock + q * kLanes) : set(1.0f);
+    int64_t e = 0;
+    if (layer_.agreement == Binarizer::none || count_ == sums_) {
+      for (; e + 4 <= all; e += 4) put_rows<4, kWide>(sample, s, j, q, slot, e);
+      for (; e < all; ++e) put_rows<1, kWide>(sample, s, j, q, slot, e);
+      return;
+    }
+    for (; e + 4 <= all; e += 4) {
+      for (int w = 0; w < kWide; ++w) put_rows<4, 1>(sample, s, j, q + w, slot, e);
+    }
+    for (; e < all; ++e) {
+      for (int w = 0; w < kWide; ++w) put_rows<1, 1>(sample, s, j, q + w, slot, e);
+    }
+  }
+
+  template <int Count, int Wide>
+  void put_rows(int64_t sample, int64_t s, int64_t j, int q, int slot, int64_t e) {
+    const Term* terms = terms_ + slot * count_;
+    Vec g[Count][Wide];
 #pragma GCC unroll 16
     for (int k = 0; k < Count; ++k) {
-      const int64_t row = j * sizes_.dim_out + e + k;
-      // The weights get du times the scale of x, and x gets du times the scale of the weights.
-      store(du_ + at + (e + k) * kLanes, xnor_ ? g[k] * x_scale : g[k]);
-      if (!xnor_) continue;
-      store(du_scaled_ + at + (e + k) * kLanes, g[k] * load(scale_ + row * kBlock + q * kLanes));
+#pragma GCC unroll 16
+      for (int w = 0; w < Wide; ++w) g[k][w] = set(0.0f);
+    }
+    if (Wide == 1) {
+      add_terms(terms + sums_, count_ - sums_, j, q, e, g);
+      pass_signs<Count>(sample, s, j, q, e, &g[0][0]);
+    }
+    add_terms(terms, Wide == 1 ? sums_ : count_, j, q, e, g);
+    // The weights get du times the scale of x, and x gets du times the scale of the weights.
+    const int64_t row = j * sizes_.dim_out + e, stride = kWide * kLanes;
+    const int64_t at = (slot * sizes_.dim_out + e) * stride + q % kWide * kLanes;
+#pragma GCC unroll 16
+    for (int w = 0; w < Wide; ++w) {
+      const int64_t lane = (q + w) * kLanes;
+      const Vec x_scale = xnor_ ? load(x_scale_ + s * kBlock + lane) : set(1.0f);
+#pragma GCC unroll 16
+      for (int k = 0; k < Count; ++k) {
+        const int64_t to = at + k * stride + w * kLanes;
+        store(du_ + to, g[k][w] * x_scale);
+        if (xnor_) store(du_scaled_ + to, g[k][w] * load(scale_ + (row + k) * kBlock + lane));
+      }
+    }
+  }
+
+  // g += parts of du, for rows from e on and vectors of lanes from the q-th on.
+  template <int Count, int Wide>
+  void add_terms(const Term* terms, int64_t count, int64_t j, int q, int64_t e,
+                 Vec (&g)[Count][Wide]) const {
+    for (const Term* term = terms; term < terms + count; ++term) {
+      const float* vector = term->vector + j * sizes_.dim_out + e;
+      Vec c[Wide];
+#pragma GCC unroll 16
+      for (int w = 0; w < Wide; ++w) c[w] = load(term->coefficient + j * term->stride + (q + w) * kLanes);
+#pragma GCC unroll 16
+      for (int k = 0; k < Count; ++k) {
+        const Vec value = set(vector[k]);
+#pragma GCC unroll 16
+        for (int w = 0; w < Wide; ++w) g[k][w] = fma(c[w], value, g[k][w]);
+      }
     }
   }
 
   // What came through the signs of u: times their slope, plus the gradient of the means.
   template <int Count>
-  void pass_signs(int64_t s, int64_t j, int q, int64_t e, const float* d_means, Vec* g) const {
+  void pass_signs(int64_t sample, int64_t s, int64_t j, int q, int64_t e, Vec* g) const {
+    const float* d_means = traces_.of(sample).d_means;
+    if (d_means != nullptr) d_means += j * sizes_.blocks * kBlock + first_ + q * kLanes;
     const int64_t first = j * sizes_.dim_out + e, stride = sizes_.dim_in * kBlock;
     const float* x = x_ + s * stride + q * kLanes;
     const float* w = w_ + first * stride + q * kLanes;
@@ -235,12 +280,19 @@ class BlockGradient {
 
   // du of the tile times x, for the weights; and times the weights, for x.
   void multiply(int64_t s, int samples, int64_t j, int q) {
-    const int64_t x_size = sizes_.dim_in * kBlock, du_size = sizes_.dim_out * kLanes;
-    const int64_t x_at = s * x_size + q * kLanes, w_at = j * sizes_.dim_out * x_size + q * kLanes;
-    add_all_products(sizes_.dim_out, sizes_.dim_in, du_, du_size, kLanes, x_ + x_at, x_size, samples,
-                     d_weight_ + w_at, x_size);
-    add_all_products(samples, sizes_.dim_in, xnor_ ? du_scaled_ : du_, kLanes, du_size, w_ + w_at,
-                     x_size, sizes_.dim_out, d_x_ + x_at, x_size);
+    const int64_t x_size = sizes_.dim_in * kBlock, du_row = kWide * kLanes;
+    const int64_t du_size = sizes_.dim_out * du_row;
+    for (int w = 0; w < kWide; ++w) {
+      const int64_t lane = (q + w) * kLanes, x_at = s * x_size + lane;
+      const int64_t w_at = j * sizes_.dim_out * x_size + lane;
+      const float* for_x = (xnor_ ? du_scaled_ : du_) + w * kLanes;
+      add_products({du_ + w * kLanes, x_ + x_at, d_weight_ + w_at, du_size, du_row, x_size, x_size,
+                    sizes_.dim_out, samples},
+                   sizes_.dim_in);
+      add_products({for_x, w_ + w_at, d_x_ + x_at, du_row, du_size, x_size, x_size, samples,
+                    sizes_.dim_out},
+                   sizes_.dim_in);
+    }
   }
 
   const float* x_of(int64_t sample) const {
@@ -338,7 +390,9 @@ class BlockGradient {
   const BackwardCall& call_;
   const TraceBuffer& traces_;
   const bool xnor_;
-  float *x_, *d_x_, *x_scale_, *signs_, *scale_, *d_weight_, *d_scale_, *du_, *du_scaled_, *lane_;
+  const int64_t sums_, count_;  // parts of du: through the weighted sums, and all
+  float *x_, *d_x_, *x_scale_, *signs_, *scale_, *d_weight_, *d_scale_, *du_, *du_scaled_, *lane_,
+      *even_;
   Term* terms_;
   const float* w_ = nullptr;  // the weights of the block, or their signs
   int64_t first_ = 0, width_ = 0;
