@@ -13,6 +13,9 @@ void without_lock(const Function& function) {
   function();
 }
 
+// One sample takes one thread, without asking for their number.
+int threads_for(int64_t samples) { return samples == 1 ? 1 : num_threads(); }
+
 class Packed {
  public:
   explicit Packed(nb::list places) : watched_(std::move(places)) {}
@@ -51,7 +54,7 @@ class PackedCapsules : public Packed {
     const nb::object x = contiguous(given),
                      v = new_empty(x, {sizes[0], layer_.caps_out, layer_.dim_out});
     const ForwardCall forward{floats(address_of(x)), sizes[0],           writable(address_of(v)),
-                              nullptr,               writable(couplings), num_threads()};
+                              nullptr,               writable(couplings), threads_for(sizes[0])};
     without_lock([&] { selected->forward(layer_, weights_, forward); });
     return v;
   }
@@ -80,7 +83,7 @@ class PackedLinear : public Packed {
     linear.x = floats(address_of(x));
     linear.rows = sizes[0];
     linear.y = writable(address_of(y));
-    linear.threads = num_threads();
+    linear.threads = threads_for(sizes[0]);
     without_lock([&] { selected->linear(linear); });
     return y;
   }
@@ -110,7 +113,7 @@ class PackedConv : public Packed {
                      y = new_empty(x, {sizes[0], conv.out_channels, conv.out_height, conv.out_width});
     conv.x = floats(address_of(x));
     conv.y = writable(address_of(y));
-    conv.threads = num_threads();
+    conv.threads = threads_for(sizes[0]);
     without_lock([&] { selected->conv(conv); });
     return y;
   }

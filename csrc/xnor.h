@@ -9,81 +9,126 @@ namespace xncaps::XNCAPS_ISA {
 // So many bytes of counts below 256, and of counts below 65,536.
 constexpr int64_t kByteSteps = 255 / 8, kWordSteps = 65535 / 8;
 
-// counts[row][block][lane] = bits in which a row differs from a column. Byte k of a block of columns
-// is at columns + block * block_stride + offsets[k].
-template <int Rows, int Blocks>
-inline void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, const uint8_t* columns,
-                       int64_t block_stride, const int64_t* offsets, int32_t* counts) {
-  for (int64_t begin = 0; begin < bytes; begin += kWordSteps) {
-    const int64_t end = begin + kWordSteps < bytes ? begin + kWordSteps : bytes;
-    alignas(64) uint16_t words[Rows][Blocks][kBlock] = {};
-    for (int64_t first = begin; first < end; first += kByteSteps) {
-      const int64_t last = first + kByteSteps < end ? first + kByteSteps : end;
-      Bytes sum[Rows][Blocks];
+// Rows that are counted together: what is read and counted for a few bytes of them stays in the
+// smallest cache.
+constexpr int kGroup = 48, kMostBlocks = kRowBlocks > kTileBlocks ? kRowBlocks : kTileBlocks;
+static_assert(kGroup % kTileRows == 0, "a group is whole tiles");
+
+// Columns where they lie: byte k of a block is at bytes + block * stride + offsets[k].
+struct Columns {
+  const uint8_t* bytes;
+  int64_t stride;
+  const int64_t* offsets;
+
+  Bytes part(int64_t k, int part, int block) const {
+    return part_of(load_bytes(bytes + block * stride + offsets[k]), part);
+  }
+};
+
+// A few bytes of columns, taken apart once for many rows.
+template <int Blocks>
+struct TakenApart {
+  alignas(64) uint8_t bytes[kByteSteps][kCodeParts][Blocks][kBlock];
+
+  void take(const Columns& columns, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
 #pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
+      for (int part = 0; part < kCodeParts; ++part) {
 #pragma GCC unroll 16
-        for (int b = 0; b < Blocks; ++b) sum[r][b] = set_bytes(0);
-      }
-      for (int64_t k = first; k < last; ++k) {
-        const uint8_t* at = columns + offsets[k];
-#pragma GCC unroll 16
-        for (int part = 0; part < kCodeParts; ++part) {
-          Bytes column[Blocks];
-#pragma GCC unroll 16
-          for (int b = 0; b < Blocks; ++b) {
-            column[b] = part_of(load_bytes(at + b * block_stride), part);
-          }
-#pragma GCC unroll 16
-          for (int r = 0; r < Rows; ++r) {
-            const Bytes code = part_of(rows[r * row_stride + k], part);
-#pragma GCC unroll 16
-            for (int b = 0; b < Blocks; ++b) add_different(sum[r][b], column[b], code);
-          }
-        }
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 16
-        for (int b = 0; b < Blocks; ++b) add_to_counts(words[r][b], sum[r][b]);
+        for (int b = 0; b < Blocks; ++b) store_bytes(bytes[k][part][b], columns.part(k, part, b));
       }
     }
-    const uint16_t* word = &words[0][0][0];
-    for (int k = 0; k < Rows * Blocks * kBlock; ++k) {
-      counts[k] = begin == 0 ? word[k] : counts[k] + word[k];
+  }
+  Bytes part(int64_t k, int part, int block) const { return load_bytes(bytes[k][part][block]); }
+};
+
+// words[row][block][lane] += bits in which a few bytes of rows differ from those of columns. Inlined, it
+// would have to share the registers.
+template <int Rows, int Blocks, class From>
+__attribute__((noinline)) void count_tile(const Code* rows, int64_t row_stride, int64_t bytes, const From& columns,
+                       uint16_t* words) {
+  Bytes sum[Rows][Blocks];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+    for (int b = 0; b < Blocks; ++b) sum[r][b] = set_bytes(0);
+  }
+  for (int64_t k = 0; k < bytes; ++k) {
+#pragma GCC unroll 16
+    for (int part = 0; part < kCodeParts; ++part) {
+      Bytes column[Blocks];
+#pragma GCC unroll 16
+      for (int b = 0; b < Blocks; ++b) column[b] = columns.part(k, part, b);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const Bytes code = part_of(rows[r * row_stride + k], part);
+#pragma GCC unroll 16
+        for (int b = 0; b < Blocks; ++b) add_different(sum[r][b], column[b], code);
+      }
     }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 16
+    for (int b = 0; b < Blocks; ++b) add_to_counts(words + (r * Blocks + b) * kBlock, sum[r][b]);
   }
 }
 
-// The same for any number of blocks up to those of a whole tile; one row alone has other tiles.
-template <int Rows, int Blocks = Rows == 1 ? kRowBlocks : kTileBlocks>
-inline void count_blocks(int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
-                         const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
-                         int32_t* counts) {
-  if (blocks == Blocks) {
-    count_tile<Rows, Blocks>(rows, row_stride, bytes, columns, block_stride, offsets, counts);
-  } else if constexpr (Blocks > 1) {
-    count_blocks<Rows, Blocks - 1>(blocks, rows, row_stride, bytes, columns, block_stride, offsets,
-                                   counts);
-  }
-}
-
-// The same for any number of rows, too: as many as possible at once.
-template <int Rows = kTileRows>
-inline void count_any(int rows_count, int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
-                      const uint8_t* columns, int64_t block_stride, const int64_t* offsets,
-                      int32_t* counts) {
-  for (; rows_count >= Rows; rows_count -= Rows) {
-    count_blocks<Rows>(blocks, rows, row_stride, bytes, columns, block_stride, offsets, counts);
+// The same for any number of rows: as many as possible at once.
+template <int Blocks, int Rows = kTileRows, class From>
+inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int64_t bytes,
+                        const From& columns, uint16_t* words) {
+  for (; count >= Rows; count -= Rows) {
+    count_tile<Rows, Blocks>(rows, row_stride, bytes, columns, words);
     rows += Rows * row_stride;
-    counts += Rows * blocks * kBlock;
+    words += Rows * Blocks * kBlock;
   }
   if constexpr (Rows > 1) {
     constexpr int kFewer = Rows > 4 ? 4 : Rows / 2;
-    if (rows_count > 0) {
-      count_any<kFewer>(rows_count, blocks, rows, row_stride, bytes, columns, block_stride, offsets,
-                        counts);
+    if (count > 0) count_tiles<Blocks, kFewer>(count, rows, row_stride, bytes, columns, words);
+  }
+}
+
+// counts[row][block][lane] = bits in which the rows of a group differ from columns.
+template <int Blocks>
+inline void count_group(int64_t count, const Code* rows, int64_t row_stride, int64_t bytes,
+                        const Columns& columns, int32_t* counts) {
+  alignas(64) uint16_t words[kGroup * Blocks * kBlock];
+  TakenApart<Blocks> apart;
+  for (int64_t begin = 0; begin < bytes; begin += kWordSteps) {
+    const int64_t end = begin + kWordSteps < bytes ? begin + kWordSteps : bytes;
+    std::memset(words, 0, count * Blocks * kBlock * sizeof(uint16_t));
+    for (int64_t first = begin; first < end; first += kByteSteps) {
+      const int64_t steps = first + kByteSteps < end ? kByteSteps : end - first;
+      const Columns here = {columns.bytes, columns.stride, columns.offsets + first};
+      if (kCodeParts > 1 && Blocks <= kTileBlocks && count > kTileRows) {
+        apart.take(here, steps);
+        for (int64_t k = first + steps; k < first + steps + kByteSteps && k < end; ++k) {
+          for (int b = 0; b < Blocks; ++b) {
+            __builtin_prefetch(columns.bytes + b * columns.stride + columns.offsets[k]);
+          }
+        }
+        count_tiles<Blocks>(count, rows + first, row_stride, steps, apart, words);
+      } else if (Blocks <= kTileBlocks) {
+        count_tiles<Blocks>(count, rows + first, row_stride, steps, here, words);
+      } else {
+        count_tiles<Blocks, 1>(count, rows + first, row_stride, steps, here, words);
+      }
     }
+    for (int64_t k = 0; k < count * Blocks * kBlock; ++k) {
+      counts[k] = begin == 0 ? words[k] : counts[k] + words[k];
+    }
+  }
+}
+
+// The same for any number of blocks.
+template <int Blocks = kMostBlocks>
+inline void count_any(int64_t count, int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
+                      const Columns& columns, int32_t* counts) {
+  if (blocks == Blocks) {
+    count_group<Blocks>(count, rows, row_stride, bytes, columns, counts);
+  } else if constexpr (Blocks > 1) {
+    count_any<Blocks - 1>(count, blocks, rows, row_stride, bytes, columns, counts);
   }
 }
 
@@ -133,28 +178,24 @@ inline float encode_row(Binarizer binarizer, const float* x, int64_t count, Code
   return row.mean;
 }
 
-// y of some rows for as many blocks of outputs as a tile has.
+// y of the rows of a group for as many blocks of outputs as a tile has.
 inline void multiply_columns(const LinearCall& call, const Code* codes, const float* means,
                              int64_t first_row, int64_t rows, int64_t block, int blocks,
                              const uint8_t* columns, const int64_t* offsets) {
   const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
   const int64_t left = call.out_features - first;
   const int64_t width = left < blocks * kBlock ? left : blocks * kBlock;
-  alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
-  for (int64_t row = 0; row < rows; row += kTileRows) {
-    const int count = static_cast<int>(rows - row < kTileRows ? rows - row : kTileRows);
-    count_any(count, blocks, codes + row * code_stride(bytes), code_stride(bytes), bytes, columns,
-              bytes * kBlock, offsets, counts);
-    for (int r = 0; r < count; ++r) {
-      const int32_t* different = counts + r * blocks * kBlock;
-      const float mean = call.learned ? 1.0f : means[row + r];
-      const float* scale = call.scale + first;
-      const int32_t bits = static_cast<int32_t>(call.in_features);
-      float* y = call.y + (first_row + row + r) * call.out_features + first;
-      for (int64_t k = 0; k < width; ++k) {
-        y[k] = static_cast<float>(bits - 2 * different[k]) * mean * scale[k];
-      }
-      for (int64_t k = 0; call.bias != nullptr && k < width; ++k) y[k] += call.bias[first + k];
+  alignas(64) int32_t counts[kGroup * kMostBlocks * kBlock];
+  count_any(rows, blocks, codes, code_stride(bytes), bytes, {columns, bytes * kBlock, offsets}, counts);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* different = counts + row * blocks * kBlock;
+    const float mean = call.learned ? 1.0f : means[row];
+    const float* scale = call.scale + first;
+    const int32_t bits = static_cast<int32_t>(call.in_features);
+    float* y = call.y + (first_row + row) * call.out_features + first;
+    for (int64_t k = 0; k < width; ++k) {
+      const float dot = static_cast<float>(bits - 2 * different[k]);
+      y[k] = dot * mean * scale[k] + (call.bias == nullptr ? 0.0f : call.bias[first + k]);
     }
   }
 }
@@ -176,13 +217,11 @@ inline void linear(const LinearCall& call) {
           means(parts.take<float>(rows)) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
-  // Rows that are worked on together, so that the columns in the cache serve many of them.
-  const int64_t group = 16 * kTileRows;
   Parts count(nullptr);
-  Memory(bytes, narrow_bytes, group, count);
+  Memory(bytes, narrow_bytes, kGroup, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(bytes, narrow_bytes, group, parts);
+    const Memory work(bytes, narrow_bytes, kGroup, parts);
     for (int64_t k = 0; k < bytes; ++k) work.offsets[k] = k * kBlock;
     if (narrow_bytes > 0) {
       std::memset(work.narrow, 0, narrow_bytes);
@@ -192,8 +231,8 @@ inline void linear(const LinearCall& call) {
     }
     const int64_t end_tile = tiles * (part + 1) / parts_count * kTileRows;
     const int64_t end_row = end_tile < call.rows ? end_tile : call.rows;
-    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += group) {
-      const int64_t rows = end_row - first < group ? end_row - first : group;
+    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += kGroup) {
+      const int64_t rows = end_row - first < kGroup ? end_row - first : kGroup;
       for (int64_t r = 0; r < rows; ++r) {
         work.means[r] = encode_row(call.binarizer, call.x + (first + r) * call.in_features,
                                    call.in_features, work.codes + r * code_stride(bytes));
@@ -369,17 +408,17 @@ inline void conv(const ConvCall& call) {
       fill_planes(call, planes, call.x + sample * call.channels * pixels, work.block, work.packed,
                   work.planes, work.means);
       if (!call.learned) window_means(call, work.means, planes.width, work.windows);
-      alignas(64) int32_t counts[kTileRows * kTileBlocks * kBlock];
+      alignas(64) int32_t counts[kGroup * kTileBlocks * kBlock];
       alignas(64) float values[kTileBlocks * kBlock];
       for (int64_t start = 0; start < starts; start += kTileBlocks * kBlock) {
         const int64_t left = blocks_for(starts - start);
         const int blocks = static_cast<int>(left < kTileBlocks ? left : kTileBlocks);
-        for (int64_t filter = 0; filter < call.out_channels; filter += kTileRows) {
-          const int64_t more = call.out_channels - filter;
-          const int rows = static_cast<int>(more < kTileRows ? more : kTileRows);
-          count_any(rows, blocks, work.codes + filter * code_stride(bytes), code_stride(bytes), bytes,
-                    work.planes + start, kBlock, work.offsets, counts);
-          for (int r = 0; r < rows; ++r) {
+        for (int64_t filter = 0; filter < call.out_channels; filter += kGroup) {
+          const int64_t more = call.out_channels - filter, rows = more < kGroup ? more : kGroup;
+          count_any<kTileBlocks>(rows, blocks, work.codes + filter * code_stride(bytes),
+                                 code_stride(bytes), bytes, {work.planes + start, kBlock, work.offsets},
+                                 counts);
+          for (int64_t r = 0; r < rows; ++r) {
             write_windows(call, counts + r * blocks * kBlock, work.windows, start, blocks * kBlock,
                           planes.width, filter + r, values,
                           call.y + (sample * call.out_channels + filter + r) * windows);

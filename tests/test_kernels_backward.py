@@ -97,6 +97,14 @@ def test_gradients_of_all_options_equal_those_in_float64(kernel, kind, options):
             return
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_every_batch_equal_those_in_float64(kernel, kind):
+    layer = make(*KINDS[kind], 34, 5, 3, 6, routing_bias=True)
+    for batch in (1, 15, 16, 17, 47, 127, 128, 129, 145):
+        assert_gradients(layer, capsules(layer, batch), kernel)
+
+
 near = st.integers(1, 40)
 
 
