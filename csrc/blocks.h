@@ -125,12 +125,15 @@ inline void thresholds_of(Binarizer binarizer, const float* rows, int64_t count,
 
 // Mean of the absolute numbers of vectors that lie along rows of lanes.
 inline void mean_abs(const float* rows, int64_t count, Vec* means, int64_t stride = kBlock) {
+  Vec sums[kVecs];
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) {
-    Vec sum = set(0.0f);
-    for (int64_t k = 0; k < count; ++k) sum = sum + abs(load(rows + k * stride + q * kLanes));
-    means[q] = sum / set(static_cast<float>(count));
+  for (int q = 0; q < kVecs; ++q) sums[q] = set(0.0f);
+  for (int64_t k = 0; k < count; ++k, rows += stride) {
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) sums[q] = sums[q] + abs(load(rows + q * kLanes));
   }
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) means[q] = sums[q] / set(static_cast<float>(count));
 }
 
 // Signs of the vectors of a block as bits: to[byte][lane].
@@ -141,11 +144,11 @@ inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint
   for (int64_t first = 0; first < dim; first += 8) {
     Bytes byte = set_bytes(0);
     const int64_t last = first + 8 < dim ? first + 8 : dim;
-    for (int64_t d = first; d < last; ++d) {
+    for (int64_t d = last - 1; d >= first; --d) {  // from the highest bit to the lowest
       Vec a[kVecs];
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) a[q] = load(rows + d * stride + q * kLanes);
-      byte = add_where(byte, signs_of(a, thresholds), set_bytes(1 << (d - first)));
+      byte = add_where(add_bytes(byte, byte), signs_of(a, thresholds), set_bytes(1));
     }
     store_bytes(to + first / 8 * kBlock, in_order(byte));
   }

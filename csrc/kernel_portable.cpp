@@ -2,8 +2,8 @@
 
 #define XNCAPS_ISA portable
 #include "backward.h"
+#include "conv.h"
 #include "pack.h"
-#include "xnor.h"
 
 namespace xncaps {
 

@@ -223,4 +223,11 @@ inline void transpose8(const float* from, int64_t from_stride, float* to, int64_
   }
 }
 
+// Moves 16 rows of 16 bytes to 16 columns.
+inline void transpose16(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) to[k * to_stride + row] = from[row * from_stride + k];
+  }
+}
+
 }  // namespace xncaps::portable

@@ -40,5 +40,24 @@ inline void transpose8(const float* from, int64_t from_stride, float* to, int64_
   }
 }
 
+// Moves 16 rows of 16 bytes to 16 columns: each step interleaves the rows of the first half with those
+// of the second.
+inline void transpose16(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride) {
+  __m128i a[16], b[16];
+  for (int k = 0; k < 16; ++k) {
+    a[k] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k * from_stride));
+  }
+  for (int step = 0; step < 4; ++step) {
+    for (int k = 0; k < 8; ++k) {
+      b[2 * k] = _mm_unpacklo_epi8(a[k], a[k + 8]);
+      b[2 * k + 1] = _mm_unpackhi_epi8(a[k], a[k + 8]);
+    }
+    for (int k = 0; k < 16; ++k) a[k] = b[k];
+  }
+  for (int k = 0; k < 16; ++k) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k * to_stride), a[k]);
+  }
+}
+
 }  // namespace
 }  // namespace xncaps

@@ -1,0 +1,201 @@
+// A convolution of signs: the filters are columns, and the windows of an image are rows.
+#pragma once
+
+#include "xnor.h"
+
+namespace xncaps::XNCAPS_ISA {
+
+// to[column][row] = from[row][column], byte by byte.
+inline void transpose_bytes(const uint8_t* from, int64_t rows, int64_t columns, int64_t from_stride,
+                            uint8_t* to, int64_t to_stride) {
+  const int64_t rows16 = rows / 16 * 16, columns16 = columns / 16 * 16;
+  for (int64_t row = 0; row < rows16; row += 16) {
+    for (int64_t column = 0; column < columns16; column += 16) {
+      transpose16(from + row * from_stride + column, from_stride, to + column * to_stride + row,
+                  to_stride);
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = row < rows16 ? columns16 : 0; column < columns; ++column) {
+      to[column * to_stride + row] = from[row * from_stride + column];
+    }
+  }
+}
+
+// An image with its padding, the signs of every pixel as codes of its channels.
+struct Image {
+  int64_t bytes;          // of a pixel
+  int64_t height, width;  // padding included
+
+  explicit Image(const ConvCall& call)
+      : bytes(bytes_for(call.channels)),
+        height(call.height + 2 * call.padding[0]),
+        width(call.width + 2 * call.padding[1]) {}
+
+  int64_t size() const { return height * width * bytes; }
+  int64_t at(int64_t row, int64_t column) const { return (row * width + column) * bytes; }
+};
+
+// Fills the codes of an image, and the mean of abs(x) over the channels of every pixel. The padding is
+// there already.
+inline void encode_image(const ConvCall& call, const Image& image, const float* x, float* block,
+                         uint8_t* packed, uint8_t* pixels, Code* codes, float* means) {
+  const int64_t count = call.height * call.width;
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t width = width_at(first, count);
+    const float* rows = x + first;
+    int64_t stride = count;
+    if (width < kBlock) {
+      std::memset(block, 0, call.channels * kBlock * sizeof(float));
+      for (int64_t c = 0; c < call.channels; ++c) {
+        std::memcpy(block + c * kBlock, rows + c * count, width * sizeof(float));
+      }
+      rows = block;
+      stride = kBlock;
+    }
+    pack_signs(call.binarizer, rows, call.channels, packed, stride);
+    Vec mean[kVecs];
+    mean_abs(rows, call.channels, mean, stride);
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) store(means + first + q * kLanes, mean[q]);
+    transpose_bytes(packed, image.bytes, kBlock, kBlock, pixels, image.bytes);
+    // Runs of pixels that are in one row.
+    for (int64_t k = 0; k < width;) {
+      const int64_t row = (first + k) / call.width, column = (first + k) % call.width;
+      const int64_t rest = call.width - column, run = rest < width - k ? rest : width - k;
+      encode_bytes(pixels + k * image.bytes, run * image.bytes,
+                   codes + image.at(row + call.padding[0], column + call.padding[1]));
+      k += run;
+    }
+  }
+}
+
+// The codes of a window, place by place.
+inline void copy_window(const ConvCall& call, const Image& image, const Code* codes, int64_t window,
+                        Code* to) {
+  const int64_t row = window / call.out_width * call.stride[0];
+  const int64_t column = window % call.out_width * call.stride[1];
+  const bool together = call.dilation[1] == 1;
+  const int64_t runs = together ? 1 : call.kernel[1];
+  const int64_t size = together ? call.kernel[1] * image.bytes : image.bytes;
+  for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
+    for (int64_t run = 0; run < runs; ++run, to += size) {
+      const Code* from = codes + image.at(row + ky * call.dilation[0], column + run * call.dilation[1]);
+      std::memcpy(to, from, size * sizeof(Code));
+    }
+  }
+}
+
+// The scale of every window: the mean of the means of its pixels, 0 outside the image.
+inline void window_means(const ConvCall& call, const float* means, float* windows) {
+  const float share = 1.0f / static_cast<float>(call.kernel[0] * call.kernel[1]);
+  for (int64_t y = 0; y < call.out_height; ++y) {
+    float* row_of = windows + y * call.out_width;
+    std::memset(row_of, 0, call.out_width * sizeof(float));
+    for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
+      const int64_t row = y * call.stride[0] + ky * call.dilation[0] - call.padding[0];
+      if (row < 0 || row >= call.height) continue;
+      for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+        for (int64_t x = 0; x < call.out_width; ++x) {
+          const int64_t column = x * call.stride[1] + kx * call.dilation[1] - call.padding[1];
+          if (column < 0 || column >= call.width) continue;
+          row_of[x] += means[row * call.width + column] * share;
+        }
+      }
+    }
+  }
+}
+
+// y of the windows of a group, from `first` on, for the filters of some blocks.
+inline void write_windows(const ConvCall& call, const int32_t* counts, const float* windows,
+                          int64_t first, int64_t rows, int64_t filter, int64_t blocks, float* y) {
+  const int64_t all = call.out_height * call.out_width, left = call.out_channels - filter;
+  const int64_t filters = left < blocks * kBlock ? left : blocks * kBlock;
+  const int32_t bits = static_cast<int32_t>(call.channels * call.kernel[0] * call.kernel[1]);
+  for (int64_t f = 0; f < filters; f += 8) {
+    const int64_t width = filters - f < 8 ? filters - f : 8;
+    float scale[8] = {}, bias[8] = {};
+    std::memcpy(scale, call.scale + filter + f, width * sizeof(float));
+    if (call.bias != nullptr) std::memcpy(bias, call.bias + filter + f, width * sizeof(float));
+    for (int64_t r = 0; r < rows; r += 8) {
+      const int64_t height = rows - r < 8 ? rows - r : 8;
+      alignas(64) float values[8][8];
+      for (int64_t k = 0; k < height; ++k) {
+        const int32_t* different = counts + (r + k) * blocks * kBlock + f;
+        const float mean = call.learned ? 1.0f : windows[first + r + k];
+        for (int n = 0; n < 8; ++n) {
+          values[k][n] = static_cast<float>(bits - 2 * different[n]) * (mean * scale[n]) + bias[n];
+        }
+      }
+      float* to = y + (filter + f) * all + first + r;
+      if (height == 8 && width == 8) {
+        transpose8(&values[0][0], 8, to, all);
+        continue;
+      }
+      for (int64_t n = 0; n < width; ++n) {
+        for (int64_t k = 0; k < height; ++k) to[n * all + k] = values[k][n];
+      }
+    }
+  }
+}
+
+inline void conv(const ConvCall& call) {
+  const Image image(call);
+  const int64_t pixels = call.height * call.width, windows = call.out_height * call.out_width;
+  const int64_t bytes = call.kernel[0] * call.kernel[1] * image.bytes;
+  const int64_t blocks = blocks_for(call.out_channels);
+  struct Memory {
+    int64_t* offsets;
+    uint8_t *columns, *packed, *pixels;
+    Code *image, *rows;
+    float *block, *means, *windows;
+    Memory(const ConvCall& call, const Image& image, int64_t bytes, int64_t blocks, Parts& parts)
+        : offsets(parts.take<int64_t>(bytes)),
+          columns(parts.take<uint8_t>(blocks * bytes * kBlock)),
+          packed(parts.take<uint8_t>(image.bytes * kBlock)),
+          pixels(parts.take<uint8_t>(image.bytes * kBlock)),
+          image(parts.take<Code>(image.size())),
+          rows(parts.take<Code>(kGroup * code_stride(bytes))),
+          block(parts.take<float>(call.channels * kBlock)),
+          means(parts.take<float>(padded(call.height * call.width))),
+          windows(parts.take<float>(call.out_height * call.out_width)) {}
+  };
+  Parts count(nullptr);
+  Memory(call, image, bytes, blocks, count);
+  const int64_t parts_count = call.batch < call.threads ? call.batch : call.threads;
+  parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
+    Parts parts(memory);
+    const Memory work(call, image, bytes, blocks, parts);
+    for (int64_t k = 0; k < bytes; ++k) work.offsets[k] = k * kBlock;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t first = block * kBlock, width = width_at(first, call.out_channels);
+      uint8_t* columns = work.columns + first * bytes;
+      if (width < kBlock) std::memset(columns, 0, bytes * kBlock);
+      transpose_bytes(call.bits + first * bytes, width, bytes, bytes, columns, kBlock);
+    }
+    std::memset(work.image, 0, image.size() * sizeof(Code));
+    alignas(64) int32_t counts[kGroup * kTileBlocks * kBlock];
+    const int64_t end = call.batch * (part + 1) / parts_count;
+    for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
+      encode_image(call, image, call.x + sample * call.channels * pixels, work.block, work.packed,
+                   work.pixels, work.image, work.means);
+      if (!call.learned) window_means(call, work.means, work.windows);
+      float* y = call.y + sample * call.out_channels * windows;
+      for (int64_t first = 0; first < windows; first += kGroup) {
+        const int64_t rows = windows - first < kGroup ? windows - first : kGroup;
+        for (int64_t r = 0; r < rows; ++r) {
+          copy_window(call, image, work.image, first + r, work.rows + r * code_stride(bytes));
+        }
+        for (int64_t block = 0; block < blocks; block += kTileBlocks) {
+          const int64_t left = blocks - block, some = left < kTileBlocks ? left : kTileBlocks;
+          count_any<kTileBlocks>(rows, static_cast<int>(some), work.rows, code_stride(bytes), bytes,
+                                 {work.columns + block * kBlock * bytes, bytes * kBlock, work.offsets},
+                                 counts);
+          write_windows(call, counts, work.windows, first, rows, block * kBlock, some, y);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace xncaps::XNCAPS_ISA
