@@ -382,25 +382,20 @@ def good():
     tensors, others = op_inputs(layer, x)
     forward = (*(tensor.detach() for tensor in tensors), *others, True)
     backward = backward_arguments(layer, x)
-    return (
-        dict(zip(FORWARD, forward, strict=True)),
-        dict(zip(BACKWARD, backward, strict=True)),
-    )
+    return dict(zip(FORWARD, forward, strict=True)), dict(zip(BACKWARD, backward, strict=True))
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_the_forward_op_refuses_what_does_not_fit(good, bad):
-    forward, _ = good
-    torch.ops.xncaps.capsules(*forward.values())
+    torch.ops.xncaps.capsules(*good[0].values())
     with pytest.raises(REFUSALS):
-        torch.ops.xncaps.capsules(*(forward | bad).values())
+        torch.ops.xncaps.capsules(*(good[0] | bad).values())
 
 
 @pytest.mark.parametrize(
     "bad", [*BAD.values(), *BAD_BACKWARD.values()], ids=[*BAD.keys(), *BAD_BACKWARD.keys()]
 )
 def test_the_backward_op_refuses_what_does_not_fit(good, bad):
-    _, backward = good
-    torch.ops.xncaps.capsules_backward(*backward.values())
+    torch.ops.xncaps.capsules_backward(*good[1].values())
     with pytest.raises(REFUSALS):
-        torch.ops.xncaps.capsules_backward(*(backward | bad).values())
+        torch.ops.xncaps.capsules_backward(*(good[1] | bad).values())
