@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
         "attach": "features",
         "epochs": 2,
         "batch_size": 64,
-        "lr": 1e-3,
+        "lr": 3e-3,
         "augment": {"shift": 2.0, "rotate": 10.0, "scale": 0.1},
     },
     variants=by_head("fc", "dr", "xnodr", "xnidr"),
