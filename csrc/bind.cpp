@@ -207,8 +207,9 @@ bool select_kernel(const std::string& name) {
 
 // Whether native code can take these tensors (or None) as they are.
 bool are_plain(nb::args tensors) {
+  View view;
   for (nb::handle tensor : tensors) {
-    if (!tensor.is_none() && !is_plain_tensor(tensor)) return false;
+    if (!tensor.is_none() && !view_tensor(tensor, view)) return false;
   }
   return is_plain_call();
 }
@@ -225,11 +226,14 @@ NB_MODULE(_native, m) {
   m.def("selected", [] { return std::string(selected->name); });
   m.def("select", &select_kernel);
   m.def("enable", [](bool on) { enabled = on; });
-  m.def("set_torch", [](nb::tuple types, nb::object float32, nb::object strided,
-                        nb::object is_grad_enabled, nb::object num_threads, nb::tuple modes,
-                        nb::dict forward_ad) {
-    set_torch({types, float32, strided, is_grad_enabled, num_threads, modes, forward_ad});
-  });
+  m.def(
+      "set_torch",
+      [](nb::tuple types, nb::object float32, nb::object strided, nb::object is_grad_enabled,
+         nb::object num_threads, nb::tuple modes, nb::dict forward_ad, nb::object exchange) {
+        set_torch({types, float32, strided, is_grad_enabled, num_threads, modes, forward_ad, exchange});
+      },
+      nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+      nb::arg().none());
   m.def("are_plain", &are_plain);
   m.def("capsules_forward", &capsules_forward, unlocked);
   m.def("capsules_backward", &capsules_backward, unlocked);

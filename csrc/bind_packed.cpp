@@ -1,5 +1,6 @@
-// The classes behind packed layers. Called with a tensor they give the output, or None where the layer
-// must find another way: the tensor is not one of plain floats, or the layer is not as it was.
+// The classes behind packed layers. `run` gives the output for a tensor, or None where the layer must
+// find another way: the tensor is not one of plain floats, or the layer is not as it was. Calling an
+// object does the same for a layer without hooks.
 #include "bind.h"
 #include "tensor.h"
 
@@ -16,48 +17,77 @@ void without_lock(const Function& function) {
 // One sample takes one thread, without asking for their number.
 int threads_for(int64_t samples) { return samples == 1 ? 1 : num_threads(); }
 
+// What a call is made with: the tensor, or a contiguous copy of it.
+struct Input {
+  nb::object tensor;
+  View view;
+
+  const float* numbers() const { return floats(view.data); }
+};
+
 class Packed {
  public:
-  explicit Packed(nb::list places) : watched_(std::move(places)) {}
+  // Dictionaries of hooks: while all are empty, calling the layer does nothing but run this.
+  Packed(nb::list places, nb::list hooks) : watched_(std::move(places)), hooks_(std::move(hooks)) {}
 
   bool is_current() const { return watched_.is_unchanged(); }
 
  protected:
-  bool serves(nb::handle x) const {
-    return enabled && is_plain_tensor(x) && !needs_gradient(x) && is_plain_call() &&
-           is_current();
+  // Whether x can be taken, if it has so many dimensions.
+  bool serves(nb::handle x, int dims, Input& input) const {
+    if (!enabled || !view_tensor(x, input.view) || input.view.dims != dims ||
+        input.view.sizes[0] == 0 || needs_gradient(x) || !is_plain_call() || !is_current()) {
+      return false;
+    }
+    input.tensor = nb::borrow(x);
+    if (!input.view.is_contiguous) {
+      input.tensor = contiguous(x);
+      input.view.data = address_of(input.tensor);
+    }
+    return true;
+  }
+
+  bool has_no_hooks() const {
+    const Py_ssize_t count = PyList_GET_SIZE(hooks_.ptr());
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      if (PyDict_GET_SIZE(PyList_GET_ITEM(hooks_.ptr(), k)) != 0) return false;
+    }
+    return true;
   }
 
  private:
   Watched watched_;
+  nb::list hooks_;
 };
 
 class PackedCapsules : public Packed {
  public:
-  PackedCapsules(nb::list places, int64_t caps_in, int64_t dim_in, int64_t caps_out,
+  PackedCapsules(nb::list places, nb::list hooks, int64_t caps_in, int64_t dim_in, int64_t caps_out,
                  int64_t dim_out, int64_t iterations, int projection, int agreement,
                  Address floats_at, Address bits, Address scale, bool half, bool learned,
                  Address bias, Address agreement_scale)
-      : Packed(std::move(places)),
+      : Packed(std::move(places), std::move(hooks)),
         layer_(make_layer(caps_in, dim_in, caps_out, dim_out, iterations, projection, agreement,
                           true, false)),
         weights_{floats(floats_at), bytes(bits), reinterpret_cast<const void*>(scale), half,
                  learned, floats(bias), floats(agreement_scale)} {}
 
   // With couplings, an address for those of all iterations is given.
-  nb::object call(nb::handle given, Address couplings) const {
-    int64_t sizes[3];
-    if (!serves(given) || !read_shape(given, sizes, 3) || sizes[0] == 0 ||
-        sizes[1] != layer_.caps_in || sizes[2] != layer_.dim_in) {
+  nb::object run(nb::handle given, Address couplings) const {
+    Input x;
+    if (!serves(given, 3, x) || x.view.sizes[1] != layer_.caps_in ||
+        x.view.sizes[2] != layer_.dim_in) {
       return nb::none();
     }
-    const nb::object x = contiguous(given),
-                     v = new_empty(x, {sizes[0], layer_.caps_out, layer_.dim_out});
-    const ForwardCall forward{floats(address_of(x)), sizes[0],           writable(address_of(v)),
-                              nullptr,               writable(couplings), threads_for(sizes[0])};
+    const int64_t batch = x.view.sizes[0];
+    const nb::object v = new_empty(x.tensor, {batch, layer_.caps_out, layer_.dim_out});
+    const ForwardCall forward{x.numbers(), batch,    writable(address_of(v)), nullptr,
+                              writable(couplings), threads_for(batch)};
     without_lock([&] { selected->forward(layer_, weights_, forward); });
     return v;
   }
+
+  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given, 0) : nb::none(); }
 
  private:
   Layer layer_;
@@ -66,27 +96,26 @@ class PackedCapsules : public Packed {
 
 class PackedLinear : public Packed {
  public:
-  PackedLinear(nb::list places, int64_t inputs, int64_t outputs, int binarizer, Address bits,
-               Address scale, bool learned, Address bias)
-      : Packed(std::move(places)),
+  PackedLinear(nb::list places, nb::list hooks, int64_t inputs, int64_t outputs, int binarizer,
+               Address bits, Address scale, bool learned, Address bias)
+      : Packed(std::move(places), std::move(hooks)),
         base_(make_linear(inputs, outputs, binarizer, bits, scale, learned, bias)) {}
 
   // x is (rows, in_features).
-  nb::object call(nb::handle given) const {
-    int64_t sizes[2];
-    if (!serves(given) || !read_shape(given, sizes, 2) || sizes[0] == 0 ||
-        sizes[1] != base_.in_features) {
-      return nb::none();
-    }
-    const nb::object x = contiguous(given), y = new_empty(x, {sizes[0], base_.out_features});
+  nb::object run(nb::handle given) const {
+    Input x;
+    if (!serves(given, 2, x) || x.view.sizes[1] != base_.in_features) return nb::none();
     LinearCall linear = base_;
-    linear.x = floats(address_of(x));
-    linear.rows = sizes[0];
+    linear.rows = x.view.sizes[0];
+    const nb::object y = new_empty(x.tensor, {linear.rows, base_.out_features});
+    linear.x = x.numbers();
     linear.y = writable(address_of(y));
-    linear.threads = threads_for(sizes[0]);
+    linear.threads = threads_for(linear.rows);
     without_lock([&] { selected->linear(linear); });
     return y;
   }
+
+  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given) : nb::none(); }
 
  private:
   LinearCall base_;
@@ -94,29 +123,31 @@ class PackedLinear : public Packed {
 
 class PackedConv : public Packed {
  public:
-  PackedConv(nb::list places, int64_t channels, int64_t outputs, int64_t kernel_h,
+  PackedConv(nb::list places, nb::list hooks, int64_t channels, int64_t outputs, int64_t kernel_h,
              int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h,
              int64_t padding_w, int64_t dilation_h, int64_t dilation_w, int binarizer, Address bits,
              Address scale, bool learned, Address bias)
-      : Packed(std::move(places)),
+      : Packed(std::move(places), std::move(hooks)),
         base_(make_conv(channels, outputs, kernel_h, kernel_w, stride_h, stride_w, padding_h,
                         padding_w, dilation_h, dilation_w, binarizer, bits, scale, learned, bias)) {}
 
-  nb::object call(nb::handle given) const {
-    int64_t sizes[4];
+  nb::object run(nb::handle given) const {
+    Input x;
     ConvCall conv = base_;
-    if (!serves(given) || !read_shape(given, sizes, 4) || sizes[0] == 0 ||
-        sizes[1] != conv.channels || !set_images(conv, sizes[0], sizes[2], sizes[3])) {
+    if (!serves(given, 4, x) || x.view.sizes[1] != conv.channels ||
+        !set_images(conv, x.view.sizes[0], x.view.sizes[2], x.view.sizes[3])) {
       return nb::none();
     }
-    const nb::object x = contiguous(given),
-                     y = new_empty(x, {sizes[0], conv.out_channels, conv.out_height, conv.out_width});
-    conv.x = floats(address_of(x));
+    const nb::object y = new_empty(
+        x.tensor, {conv.batch, conv.out_channels, conv.out_height, conv.out_width});
+    conv.x = x.numbers();
     conv.y = writable(address_of(y));
-    conv.threads = threads_for(sizes[0]);
+    conv.threads = threads_for(conv.batch);
     without_lock([&] { selected->conv(conv); });
     return y;
   }
+
+  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given) : nb::none(); }
 
  private:
   ConvCall base_;
@@ -126,18 +157,21 @@ class PackedConv : public Packed {
 
 void bind_packed(nb::module_& m) {
   nb::class_<PackedCapsules>(m, "PackedCapsules")
-      .def(nb::init<nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address, Address,
+      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address, Address,
                     Address, bool, bool, Address, Address>())
       .def("is_current", &PackedCapsules::is_current)
+      .def("run", &PackedCapsules::run)
       .def("__call__", &PackedCapsules::call);
   nb::class_<PackedLinear>(m, "PackedLinear")
-      .def(nb::init<nb::list, int64_t, int64_t, int, Address, Address, bool, Address>())
+      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedLinear::is_current)
+      .def("run", &PackedLinear::run)
       .def("__call__", &PackedLinear::call);
   nb::class_<PackedConv>(m, "PackedConv")
-      .def(nb::init<nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                     int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedConv::is_current)
+      .def("run", &PackedConv::run)
       .def("__call__", &PackedConv::call);
 }
 

@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <nanobind/ndarray.h>
+
 #include <utility>
 
 namespace xncaps {
@@ -29,9 +31,76 @@ nb::object checked(nb::object object) {
 
 bool is_true(const nb::object& object) { return checked(object).is(Py_True); }
 
+// The table of functions that DLPack 1 knows, up to the one that is used here: it fills in the view of a
+// tensor that stays with its owner, and returns 0.
+struct Exchange {
+  uint32_t major, minor;
+  const Exchange* older;
+  void* others[3];
+  int (*view)(void* tensor, nb::dlpack::dltensor* view);
+};
+const Exchange* exchange = nullptr;
+
+const Exchange* find_exchange(nb::handle capsule) {
+  if (capsule.is_none()) return nullptr;
+  const void* table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+  if (table == nullptr) throw nb::python_error();
+  for (auto* at = static_cast<const Exchange*>(table); at != nullptr; at = at->older) {
+    if (at->major == 1) return at->view == nullptr ? nullptr : at;
+  }
+  return nullptr;
+}
+
+bool view_by_table(nb::handle object, View& view) {
+  nb::dlpack::dltensor tensor;
+  if (exchange->view(object.ptr(), &tensor) != 0) {  // one without memory, or without strides
+    PyErr_Clear();
+    return false;
+  }
+  const bool is_float32 = tensor.dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) &&
+                          tensor.dtype.bits == 32 && tensor.dtype.lanes == 1;
+  if (!is_float32 || tensor.device.device_type != nb::device::cpu::value) return false;
+  view.data = reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset;
+  view.dims = tensor.ndim;
+  view.is_contiguous = true;
+  int64_t count = 1;  // of the numbers from one index to the next, if nothing lies between them
+  for (int k = tensor.ndim - 1; k >= 0; --k) {
+    const int64_t size = tensor.shape[k];
+    if (k < View::kMost) view.sizes[k] = size;
+    if (size != 1 && tensor.strides != nullptr && tensor.strides[k] != count) {
+      view.is_contiguous = false;
+    }
+    count *= size;
+  }
+  if (count == 0) view.is_contiguous = true;
+  return tensor.data != nullptr || count == 0;  // zeros that take no memory have no address
+}
+
+bool view_by_names(nb::handle object, View& view) {
+  static const nb::handle dtype = name("dtype"), layout = name("layout"), is_cpu = name("is_cpu"),
+                          is_nested = name("is_nested"), is_zero = name("_is_zerotensor"),
+                          shape = name("shape"), is_contiguous = name("is_contiguous");
+  if (!attribute(object, dtype).is(torch.float32) || !is_true(attribute(object, is_cpu)) ||
+      !attribute(object, layout).is(torch.strided) || is_true(attribute(object, is_nested)) ||
+      is_true(call_method(object, is_zero))) {
+    return false;
+  }
+  const nb::object sizes = checked(attribute(object, shape));
+  view.data = address_of(object);
+  view.dims = static_cast<int>(PyTuple_GET_SIZE(sizes.ptr()));
+  view.is_contiguous = is_true(call_method(object, is_contiguous));
+  for (int k = 0; k < view.dims && k < View::kMost; ++k) {
+    view.sizes[k] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), k));
+  }
+  return true;
+}
+
 }  // namespace
 
-void set_torch(Torch given) { torch = std::move(given); }
+void set_torch(Torch given) {
+  torch = std::move(given);
+  exchange = find_exchange(torch.exchange);
+}
 
 bool is_plain_call() {
   static const nb::handle level = name("_current_level");
@@ -44,10 +113,8 @@ bool is_plain_call() {
   return now != nullptr && PyLong_AsLong(now) < 0;
 }
 
-bool is_plain_tensor(nb::handle object) {
-  static const nb::handle dtype = name("dtype"), layout = name("layout"), is_cpu = name("is_cpu"),
-                          is_nested = name("is_nested"), is_neg = name("is_neg"),
-                          is_zero = name("_is_zerotensor");
+bool view_tensor(nb::handle object, View& view) {
+  static const nb::handle is_neg = name("is_neg");
   const auto is_type = [&](Py_ssize_t k) {
     return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) ==
            PyTuple_GET_ITEM(torch.types.ptr(), k);
@@ -55,22 +122,13 @@ bool is_plain_tensor(nb::handle object) {
   const Py_ssize_t types = PyTuple_GET_SIZE(torch.types.ptr());
   bool is_known = false;
   for (Py_ssize_t k = 0; k < types; ++k) is_known = is_known || is_type(k);
-  return is_known && attribute(object, dtype).is(torch.float32) &&
-         is_true(attribute(object, is_cpu)) && attribute(object, layout).is(torch.strided) &&
-         !is_true(attribute(object, is_nested)) && !is_true(call_method(object, is_neg)) && !is_true(call_method(object, is_zero));
+  return is_known && (exchange != nullptr ? view_by_table(object, view) : view_by_names(object, view)) &&
+         !is_true(call_method(object, is_neg));
 }
 
 bool needs_gradient(nb::handle tensor) {
   static const nb::handle requires_grad = name("requires_grad");
   return is_true(attribute(tensor, requires_grad)) && is_true(call(torch.is_grad_enabled));
-}
-
-bool read_shape(nb::handle tensor, int64_t* sizes, int count) {
-  static const nb::handle shape = name("shape");
-  const nb::object all = checked(attribute(tensor, shape));
-  if (!PyTuple_Check(all.ptr()) || PyTuple_GET_SIZE(all.ptr()) != count) return false;
-  for (int k = 0; k < count; ++k) sizes[k] = PyLong_AsLongLong(PyTuple_GET_ITEM(all.ptr(), k));
-  return true;
 }
 
 nb::object contiguous(nb::handle tensor) {
@@ -93,6 +151,11 @@ nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes) {
 }
 
 uintptr_t address_of(nb::handle tensor) {
+  nb::dlpack::dltensor view;
+  if (exchange != nullptr && exchange->view(tensor.ptr(), &view) == 0) {
+    return reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
+  }
+  PyErr_Clear();
   static const nb::handle data_ptr = name("data_ptr");
   const nb::object address = checked(call_method(tensor, data_ptr));
   return static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(address.ptr()));
@@ -102,14 +165,19 @@ int num_threads() {
   return static_cast<int>(PyLong_AsLong(checked(call(torch.num_threads)).ptr()));
 }
 
+Watched::Watched(nb::list places) {
+  for (nb::handle place : places) {
+    const nb::tuple parts = nb::cast<nb::tuple>(place);
+    places_.push_back(
+        {nb::cast<nb::dict>(parts[0]), parts[1], parts[2], nb::cast<uintptr_t>(parts[3])});
+  }
+}
+
 bool Watched::is_unchanged() const {
-  const Py_ssize_t count = PyList_GET_SIZE(places_.ptr());
-  for (Py_ssize_t k = 0; k < count; ++k) {
-    PyObject* place = PyList_GET_ITEM(places_.ptr(), k);
-    PyObject* now = PyDict_GetItemWithError(PyTuple_GET_ITEM(place, 0), PyTuple_GET_ITEM(place, 1));
-    if (now == nullptr || now != PyTuple_GET_ITEM(place, 2)) return false;
-    const uintptr_t address = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(place, 3));
-    if (address != 0 && address != address_of(now)) return false;
+  for (const Place& place : places_) {
+    PyObject* now = PyDict_GetItemWithError(place.dictionary.ptr(), place.key.ptr());
+    if (now == nullptr || now != place.value.ptr()) return false;
+    if (place.address != 0 && place.address != address_of(now)) return false;
   }
   return true;
 }

@@ -1,10 +1,12 @@
-// Tensors of torch, seen through the attributes they have in Python: the build knows nothing of torch.
+// Tensors of torch, seen as Python sees them or through torch's DLPack table: the build knows nothing of
+// torch.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 namespace xncaps {
 
@@ -17,20 +19,28 @@ struct Torch {
   nb::object is_grad_enabled, num_threads;
   nb::tuple modes;            // functions; one that returns a true value wants to see every operation
   nb::dict forward_ad;        // variables of torch.autograd.forward_ad
+  nb::object exchange;        // the capsule of DLPack functions, or None where torch has none yet
 };
 void set_torch(Torch torch);
 
 // Whether no function transform, tracer or dispatch mode wants to see every operation.
 bool is_plain_call();
 
-// Whether an object is a tensor of float32 numbers that lie in the memory of this machine.
-bool is_plain_tensor(nb::handle object);
+// The numbers of a tensor and where they lie.
+struct View {
+  static constexpr int kMost = 4;
+  uintptr_t data;
+  int64_t sizes[kMost];
+  int dims;  // of more than kMost the sizes are left out
+  bool is_contiguous;
+};
+
+// Whether an object is a tensor of float32 numbers that lie in the memory of this machine; a view of
+// it, then.
+bool view_tensor(nb::handle object, View& view);
 
 // Whether the result must be able to give this tensor a gradient.
 bool needs_gradient(nb::handle tensor);
-
-// Its sizes, if there are so many; else false.
-bool read_shape(nb::handle tensor, int64_t* sizes, int count);
 
 nb::object contiguous(nb::handle tensor);
 nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes);
@@ -41,11 +51,16 @@ int num_threads();
 class Watched {
  public:
   // Each is (dictionary, key, value, address of its data or 0).
-  explicit Watched(nb::list places) : places_(std::move(places)) {}
+  explicit Watched(nb::list places);
   bool is_unchanged() const;
 
  private:
-  nb::list places_;
+  struct Place {
+    nb::dict dictionary;
+    nb::object key, value;
+    uintptr_t address;
+  };
+  std::vector<Place> places_;
 };
 
 }  // namespace xncaps

@@ -171,7 +171,7 @@ def test_every_float16_scale_is_read_as_it_is(kernel, caps_in):
     pointers = (0, bits.data_ptr(), scale.data_ptr(), True, True, 0, 0)
     with kernels.use(kernel):
         sizes = (caps_in, 1, 2**16, 1, 1, NUMBERS["sign"], NUMBERS[None])
-        v = kernels.native().PackedCapsules([], *sizes, *pointers)(torch.ones(1, caps_in, 1), 0)
+        v = kernels.native().PackedCapsules([], [], *sizes, *pointers)(torch.ones(1, caps_in, 1))
     s = halves.double() * caps_in / 2**16
     torch.testing.assert_close(
         v.flatten(), (s * s.abs() / (1 + s * s)).float(), rtol=1e-5, atol=0.0, equal_nan=True

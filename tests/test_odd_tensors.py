@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import xncaps
+from xncaps.kernels import native, selection
 from xncaps.layers import xnorize_both
 
 LAYERS = {
@@ -14,6 +15,15 @@ LAYERS = {
     "conv": (lambda: xncaps.XnorConv2d(3, 4, 3), (2, 3, 5, 5)),
 }
 CASES = [(name, packed) for name in LAYERS for packed in (False, True)]
+
+
+@pytest.fixture(params=["table", "attributes"], autouse=True)
+def _exchange(request):
+    """Tensors are looked at through torch's table of functions, or as with a torch without it."""
+    table = torch.Tensor.__dlpack_c_exchange_api__
+    selection.tell_of_torch(native(), table if request.param == "table" else None)
+    yield
+    selection.tell_of_torch(native(), table)
 
 
 def case(name, packed):
@@ -58,3 +68,40 @@ def test_what_is_not_dense_is_refused(name, packed, make, what):
     layer, x = case(name, packed)
     with pytest.raises(TypeError, match=f": x must be a dense tensor; got {what}. Convert it"):
         layer(make(x))
+
+
+@pytest.mark.parametrize(("name", "packed"), CASES)
+def test_where_the_numbers_lie(name, packed):
+    layer, x = case(name, packed)
+    wanted = layer(x)
+    wide = torch.randn(*x.shape[:-1], 2 * x.shape[-1])
+    wide[..., ::2] = x
+    swapped = x.transpose(0, -1).contiguous().transpose(0, -1)
+    with torch.no_grad():
+        for other in (wide[..., ::2], swapped, torch.cat([x, x])[len(x) :]):
+            torch.testing.assert_close(layer(other), wanted)
+        one = x[:1].as_strided(x[:1].shape, (7, *x.stride()[1:]))  # a step that is never taken
+        torch.testing.assert_close(layer(one), layer(x[:1]))
+        repeated = x[:1].expand(3, *x.shape[1:])
+        torch.testing.assert_close(layer(repeated), wanted[:1].expand(3, *wanted.shape[1:]))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.complex64])
+def test_numbers_of_another_kind_are_not_read_as_floats(name, dtype):
+    layer, x = case(name, packed=True)
+    layer(x)
+    with pytest.raises(TypeError, match=f"x must .*; got {dtype}"):
+        layer(x.to(dtype))
+
+
+@pytest.mark.parametrize(("name", "packed"), CASES)
+def test_more_dimensions_than_a_view_holds(name, packed):
+    layer, x = case(name, packed)
+    layer(x)
+    more = x.expand(2, 2, 2, *x.shape)
+    if name == "linear":
+        assert layer(more).shape == (*more.shape[:-1], 3)
+    else:
+        with pytest.raises(ValueError, match="x must have shape"):
+            layer(more)

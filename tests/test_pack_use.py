@@ -1,7 +1,9 @@
 """Packed networks in use: copies, state dicts, tracers, shared layers, and bad input."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -128,8 +130,53 @@ def test_packing_again_changes_nothing():
         assert torch.equal(again(x), packed(x))
 
 
+def test_hooks_and_other_forwards_are_called():
+    for packed, x in some():
+        wanted = packed(x)
+
+        def more(module, args, output, packed=packed):
+            return output + 1 if module is packed else None
+
+        def other(module, args, packed=packed):
+            return (-args[0],) if module is packed else None
+
+        every = nn.modules.module
+        for register in (packed.register_forward_hook, every.register_module_forward_hook):
+            with register(more):
+                assert torch.equal(packed(x), wanted + 1)
+            assert torch.equal(packed(x), wanted)
+        for register in (packed.register_forward_pre_hook, every.register_module_forward_pre_hook):
+            with register(other):
+                assert torch.equal(packed(x), packed.forward(-x))
+        packed.forward = lambda x, wanted=wanted: -wanted
+        assert torch.equal(packed(x), -wanted)
+        del packed.forward
+        assert torch.equal(packed(x), wanted)
+
+
+def test_a_subclass_of_a_packed_layer_has_its_own_forward():
+    class Twice(PackedCapsules):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layer, x = xncaps.XnODR(33, 9, 3, 4), torch.randn(2, 33, 9)
+    packed = Twice(layer)
+    for _ in range(2):
+        assert torch.equal(packed(x), 2 * PackedCapsules(layer)(x))
+
+
+def test_a_packed_layer_that_is_gone_leaves_nothing_behind():
+    packed, x = next(some())
+    packed(x)
+    gone = weakref.ref(packed)
+    del packed
+    gc.collect()
+    assert gone() is None
+
+
 def test_tracers_see_through():
     for packed, x in some():
+        torch.compiler.reset()  # it compiles one function for few modules only
         wanted = packed(x)
         assert_close(torch.vmap(packed)(x[:, None])[:, 0], wanted)
         assert_close(torch.compile(packed, backend="eager", fullgraph=True)(x), wanted)

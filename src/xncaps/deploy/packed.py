@@ -27,12 +27,17 @@ FREE = ("__init__", "reset_parameters", "extra_repr")
 Places = list[tuple[dict[str, Any], str, Any, int]]
 """Dictionaries, keys, what is there, and the address of its numbers if it is a tensor, else 0."""
 
+Hooks = list[dict[int, Any]]
+HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+"""What nn.Module calls its dictionaries of them."""
+
 
 class Packed(nn.Module, ABC):
     """What packed layers share: the native object behind them, and when it may be called."""
 
     _scale_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     _native: Any = None  # not part of the state
+    _is_whole = False  # whether the native object does all that forward does
 
     @classmethod
     @abstractmethod
@@ -50,18 +55,43 @@ class Packed(nn.Module, ABC):
         """How many parameters the layer had."""
 
     @abstractmethod
-    def _connect(self, native: Any, places: Places) -> Any:
-        """A native object on the buffers, that is used while all places hold what they hold."""
+    def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
+        """A native object on the buffers, that is used while all places hold what they hold.
+
+        While there are no hooks, it may be called in place of the module.
+        """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._is_whole = "_connect" in vars(cls)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """As that of any module, which takes a microsecond by itself: where it would do nothing but
+        run the native object, that is called straight away."""
+        own = self.__dict__
+        native = own.get("_native")
+        if (
+            native is not None
+            and len(args) == 1
+            and not options
+            and "forward" not in own
+            and self._is_whole
+            and not is_dynamo_compiling()
+        ):
+            y = native(args[0])
+            if y is not None:
+                return y
+        return super().__call__(*args, **options)
 
     def _run(self, x: Tensor, *more: Any) -> Tensor | None:
         """The output of the native object; None where it cannot be used."""
         if is_dynamo_compiling():
             return None
         native = self._native
-        y: Tensor | None = None if native is None else native(x, *more)
+        y: Tensor | None = None if native is None else native.run(x, *more)
         if y is None and (native is None or not native.is_current()):
             self._native = native = self._reconnect(x)
-            y = None if native is None else native(x, *more)
+            y = None if native is None else native.run(x, *more)
         return y
 
     def _reconnect(self, x: Tensor) -> Any:
@@ -74,7 +104,9 @@ class Packed(nn.Module, ABC):
             for part in self.modules()
             for name, buffer in part._buffers.items()
         ]
-        return self._connect(module, places)
+        hooks = [vars(self)[f"_{name}"] for name in HOOKS]
+        hooks += [vars(nn.modules.module)[f"_global_{name}"] for name in HOOKS]
+        return self._connect(module, places, hooks)
 
     def _is_readable(self) -> bool:
         """Whether the buffers are still what the kernels read."""
@@ -203,7 +235,7 @@ class PackedCapsules(Packed, CapsuleLinear):
             return v, torch.full((batch, self.caps_in, self.caps_out), 1 / self.caps_out)
         return v, couplings[:, -1, :, : self.caps_in].transpose(1, 2).contiguous()
 
-    def _connect(self, native: Any, places: Places) -> Any:
+    def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         agreement = self.routing.agreement
         how = agreement.binarizer if isinstance(agreement, XnorAgreement) else None
         if self.binarizer not in CODES or how not in CODES:
@@ -212,6 +244,7 @@ class PackedCapsules(Packed, CapsuleLinear):
         places.append((vars(self.routing), "iterations", self.routing.iterations, 0))
         return native.PackedCapsules(
             places,
+            hooks,
             self.caps_in,
             self.dim_in,
             self.caps_out,

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
-from xncaps.deploy.packed import Packed, Places, does_as, mean_of, signs_of, widen
+from xncaps.deploy.packed import Hooks, Packed, Places, does_as, mean_of, signs_of, widen
 from xncaps.errors import check_floating
 from xncaps.kernels.library import CODES, pointer
 from xncaps.xnor import XnorConv2d, XnorLinear
@@ -73,11 +73,12 @@ class PackedXnorLinear(Packed, XnorLinear):
             return XnorLinear.forward(self, x)
         return self.forward(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], -1)
 
-    def _connect(self, native: Any, places: Places) -> Any:
+    def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         if self.binarizer not in CODES:
             return None
         return native.PackedLinear(
             places,
+            hooks,
             self.in_features,
             self.out_features,
             CODES[self.binarizer],
@@ -150,11 +151,12 @@ class PackedXnorConv2d(Packed, XnorConv2d):
         y = self._run(x)
         return XnorConv2d.forward(self, x) if y is None else y
 
-    def _connect(self, native: Any, places: Places) -> Any:
+    def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         if self.binarizer not in CODES:
             return None
         return native.PackedConv(
             places,
+            hooks,
             self.in_channels,
             self.out_channels,
             *(*self.kernel_size, *self.stride, *self.padding, *self.dilation),

@@ -69,11 +69,14 @@ def capsules(
     tensors = x, weight, scale, bias, agreement_scale
     codes = iterations, CODES[projection], CODES[agreement]
     v: Tensor
-    if not keep and not torch.compiler.is_compiling():
-        # Where there is nothing to record, going around the dispatcher halves the time of a call.
+    if torch.compiler.is_compiling():
+        run: Any = torch.ops.xncaps.capsules
+    elif keep:
+        run = _Recorded.apply
+    else:
         v, _, _ = _run(*tensors, *codes, keep)
         return v
-    v, _, kept = torch.ops.xncaps.capsules(*tensors, *codes, detach_scale, detach_routing, keep)
+    v, _, kept = run(*tensors, *codes, detach_scale, detach_routing, keep)
     if not return_couplings:
         return v
     caps_in, caps_out = weight.shape[:2]
@@ -322,6 +325,18 @@ def _backward(
         )
         grads = [None if x is None else grad for x, grad in zip(inputs, made, strict=True)]
     return (*grads, None, None, None, None, None, None)
+
+
+class _Recorded(torch.autograd.Function):
+    """The op for autograd alone: by way of the dispatcher a call takes several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = _capsules(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)
 
 
 def _differentiable_gradients(

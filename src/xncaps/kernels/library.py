@@ -25,13 +25,13 @@ def padded(caps_in: int) -> int:
 def check(where: str, what: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
     """Refuse a tensor that the native code cannot read: of another dtype, device or shape."""
     check_tensor(where, what, tensor)
+    sizes = tensor.shape
+    if sizes == shape and tensor.dtype is torch.float32 and tensor.is_cpu:
+        return
     if tensor.dtype is not torch.float32:
         raise InputTypeError(message(where, what, "be float32", tensor.dtype))
     if not tensor.is_cpu:
         raise InputTypeError(message(where, what, "be on the CPU", tensor.device))
-    sizes = tensor.shape
-    if sizes == shape:
-        return
     if len(sizes) != len(shape) or any(
         want is not None and got != want for got, want in zip(sizes, shape, strict=True)
     ):

@@ -44,15 +44,7 @@ class _State:
         self.has_warned = False
         if self.native is None:
             return
-        self.native.set_torch(
-            (Tensor, nn.Parameter),
-            torch.float32,
-            torch.strided,
-            torch.is_grad_enabled,
-            torch.get_num_threads,
-            _MODES,
-            vars(forward_ad),
-        )
+        tell_of_torch(self.native, getattr(Tensor, "__dlpack_c_exchange_api__", None))
         wanted = os.environ.get(VARIABLE)
         if wanted and not self.native.select(wanted):
             self.problem = _unknown(VARIABLE, wanted, self.native)
@@ -61,6 +53,26 @@ class _State:
         self.is_enabled = on
         if self.native is not None:
             self.native.enable(on)
+
+
+def tell_of_torch(module: ModuleType, exchange: object) -> None:
+    """Tell the extension module where torch keeps what it asks for.
+
+    Args:
+        module: the extension module.
+        exchange: the capsule through which tensors are looked at in no time; None where torch has
+            none yet (before 2.10), and they are asked for their attributes.
+    """
+    module.set_torch(
+        (Tensor, nn.Parameter),
+        torch.float32,
+        torch.strided,
+        torch.is_grad_enabled,
+        torch.get_num_threads,
+        _MODES,
+        vars(forward_ad),
+        exchange,
+    )
 
 
 def _unknown(what: str, name: str, module: ModuleType) -> str:
