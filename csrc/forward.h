@@ -10,15 +10,15 @@ namespace xncaps::XNCAPS_ISA {
 // What one sample needs while it is routed.
 struct Workspace {
   float* totals;       // (rows, kTotal): sums of a sweep, lane by lane
-  float* logits;       // (strips, caps_out, kStrip) of the xnor agreement
-  float* means;        // (strips, caps_out, kStrip): of the predictions
+  float* logits;       // (blocks, caps_out, 32) of the xnor agreement
+  float* means;        // (blocks, caps_out, 32): of the predictions
   Signs* signs;        // (blocks, rows)
   float* sums;         // (rows)
   float* v;            // (rows)
   float* v_sum;        // (rows): v of all iterations so far
   float* v_means;      // (caps_out)
   uint8_t* v_positive;  // (rows)
-  float* couplings;    // (2, caps_out + 1, kStrip)
+  float* couplings;    // (caps_out + 1, 32)
   float* x_scale;      // (samples, blocks, 32)
   uint8_t* x_bits;     // (bytes, 32)
   float* x_lanes;      // (samples, dim_in, 32)
@@ -36,7 +36,7 @@ struct Workspace {
     v_sum = parts.take<float>(sizes.rows);
     v_means = parts.take<float>(sizes.caps_out);
     v_positive = parts.take<uint8_t>(sizes.rows);
-    couplings = parts.take<float>(2 * strip_size(sizes));
+    couplings = parts.take<float>(logits_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
     x_bits = parts.take<uint8_t>(sizes.bytes * kBlock);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
@@ -113,7 +113,7 @@ inline void project(const Layer& layer, const Sizes& sizes, const Weights& weigh
   }
 }
 
-// Adds the xnor agreement of a block with v to the logits of its strips.
+// Adds the xnor agreement of a block with v to its logits.
 inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t* v_positive,
                            const float* v_means, const float* learned, float* logits) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
@@ -122,24 +122,24 @@ inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t
     const Vec scale = set(learned == nullptr ? v_means[j] : learned[j]);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const int64_t at = lanes_at(sizes, j, q);
+      const int64_t at = j * kBlock + q * kLanes;
       if (learned == nullptr) dots[q] = dots[q] * load(u.means + at);
       store(logits + at, fma(dots[q], scale, load(logits + at)));
     }
   }
 }
 
-// Copies the logits of a strip, and puts their largest behind them.
+// Copies the logits of a block, and puts their largest behind them.
 inline void copy_logits(const Sizes& sizes, const float* logits, float* c) {
 #pragma GCC unroll 16
-  for (int q = 0; q < kStripVecs; ++q) {
+  for (int q = 0; q < kVecs; ++q) {
     Vec most = load(logits + q * kLanes);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      const Vec logit = load(logits + j * kStrip + q * kLanes);
-      store(c + j * kStrip + q * kLanes, logit);
+      const Vec logit = load(logits + j * kBlock + q * kLanes);
+      store(c + j * kBlock + q * kLanes, logit);
       most = max(most, logit);
     }
-    store(c + sizes.caps_out * kStrip + q * kLanes, most);
+    store(c + sizes.caps_out * kBlock + q * kLanes, most);
   }
 }
 
@@ -161,23 +161,19 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     }
   }
   for (int64_t t = 0; t < sizes.iterations; ++t) {
-    const auto couple = [&](int64_t strip, float* c) {
-      const float* factor = x_scale == nullptr ? nullptr : x_scale + strip * kStrip;
-      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + strip * kStrip;
+    const auto couple = [&](int64_t block, float* c) {
+      const float* factor = x_scale == nullptr ? nullptr : x_scale + block * kBlock;
+      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + block * kBlock;
       softmax(sizes, factor, c, to);
     };
     if (t > 0 && xnor) {
-      for (int64_t strip = 0; strip < kStrips * sizes.blocks; ++strip) {
-        const int64_t block = strip / kStrips;
-        if (strip % kStrips == 0) {
-          agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
-                         work.v_positive, work.v_means, weights.agreement_scale,
-                         work.logits + block * lanes);
-        }
-        float* c = work.couplings;
-        copy_logits(sizes, work.logits + strip * sizes.caps_out * kStrip, c);
-        couple(strip, c);
-        add_strip(sizes, strip_of(sizes, u, strip), c, strip == 0, work.totals);
+      for (int64_t block = 0; block < sizes.blocks; ++block) {
+        float* logits = work.logits + block * lanes;
+        agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
+                       work.v_positive, work.v_means, weights.agreement_scale, logits);
+        copy_logits(sizes, logits, work.couplings);
+        couple(block, work.couplings);
+        add_block(sizes, u + block * sizes.u_block, work.couplings, block == 0, work.totals);
       }
     } else if (t > 0) {
       // u . v of all iterations so far, added up, is u . (the sum of v).

@@ -13,8 +13,8 @@ namespace xncaps::avx2 {
 using Vec = __m256;
 using Mask = __m256;  // all bits of a lane
 constexpr int kLanes = 8, kVecs = kBlock / kLanes;
-constexpr int kStrip = 32;    // lanes that routing works on together: 16 or 32
 constexpr int kAhead = 1024;  // weights of a projection are asked for so many floats early, or 0
+constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }

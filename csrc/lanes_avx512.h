@@ -14,8 +14,8 @@ namespace xncaps::avx512 {
 using Vec = __m512;
 using Mask = __mmask16;
 constexpr int kLanes = 16, kVecs = kBlock / kLanes;
-constexpr int kStrip = 16;  // lanes that routing works on together: 16 or 32
 constexpr int kAhead = 0;   // weights of a projection are asked for so many floats early, or 0
+constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }

@@ -12,8 +12,8 @@
 namespace xncaps::portable {
 
 constexpr int kLanes = 8, kVecs = kBlock / kLanes;
-constexpr int kStrip = 16;  // lanes that routing works on together: 16 or 32
 constexpr int kAhead = 0;   // weights of a projection are asked for so many floats early, or 0
+constexpr int kSums = kVecs / 2;  // vectors that registers can hold two sums of
 
 struct Vec {
   float lane[kLanes];

@@ -15,121 +15,89 @@ inline void add_rows(const Sizes& sizes, const float* u, bool first, float* tota
   }
 }
 
-// Routing goes over u in strips: whole blocks, or halves of them where the lanes say so. Then a strip
-// that is read and one that is waiting, with the totals, fit into the smallest cache.
-constexpr int kStripVecs = kStrip / kLanes, kStrips = kBlock / kStrip;
-
-inline const float* strip_of(const Sizes& sizes, const float* u, int64_t strip) {
-  return u + strip / kStrips * sizes.u_block + strip % kStrips * kStrip;
-}
-
-// What is known of a strip for each output capsule has one more row at its end: of logits their
+// What is known of a block for each output capsule has one more row at its end: of logits their
 // largest, of weights a factor of them all.
-inline int64_t strip_size(const Sizes& sizes) { return (sizes.caps_out + 1) * kStrip; }
+inline int64_t logits_size(const Sizes& sizes) { return (sizes.caps_out + 1) * kBlock; }
 
-// out[j] = u[j] . v[j], lane by lane, and totals[j, e] += c[j] * u_before[j, e] in the same pass: while
-// one strip comes from a larger cache, the sums of the strip before it are made from the smallest.
-template <bool Dot, bool Add, bool First>
-inline void dot_and_add(const Sizes& sizes, const float* u, const float* v, const float* factor,
-                        float* out, const float* u_before, const float* c, float* totals) {
+// out[j] = u[j] . v[j], lane by lane, times a factor of each lane, if there is one.
+inline void dot_block(const Sizes& sizes, const float* u, const float* v, const float* factor,
+                      float* out) {
   const int64_t caps_out = sizes.caps_out, dim_out = sizes.dim_out;
-  Vec factors[kStripVecs], most[kStripVecs], all[kStripVecs];
+  Vec factors[kVecs], most[kVecs];
 #pragma GCC unroll 16
-  for (int q = 0; q < kStripVecs; ++q) {
-    if (Dot) factors[q] = factor == nullptr ? set(1.0f) : load(factor + q * kLanes);
-    if (Add) all[q] = load(c + caps_out * kStrip + q * kLanes);
+  for (int q = 0; q < kVecs; ++q) {
+    factors[q] = factor == nullptr ? set(1.0f) : load(factor + q * kLanes);
   }
-  // Two sums for each vector, so that an addition need not wait for the one before.
-  Vec sums[2][kStripVecs], weight[kStripVecs];
-  const auto work = [&](int64_t row, int which) {
-    if (Dot) {
-      const Vec value = set(v[row]);
-#pragma GCC unroll 16
-      for (int q = 0; q < kStripVecs; ++q) {
-        sums[which][q] = fma(value, load(u + row * kBlock + q * kLanes), sums[which][q]);
-      }
-    }
-    if (Add) {
-      Vec sum = weight[0] * load(u_before + row * kBlock);
-#pragma GCC unroll 16
-      for (int q = 1; q < kStripVecs; ++q) {
-        sum = fma(weight[q], load(u_before + row * kBlock + q * kLanes), sum);
-      }
-      add_to_total(totals + row * kTotal, First, sum);
-    }
-  };
   for (int64_t j = 0; j < caps_out; ++j) {
 #pragma GCC unroll 16
-    for (int q = 0; q < kStripVecs; ++q) {
-      sums[0][q] = sums[1][q] = set(0.0f);
-      if (Add) weight[q] = load(c + j * kStrip + q * kLanes) * all[q];
-    }
-    int64_t row = j * dim_out;
-    const int64_t end = row + dim_out;
-    for (; row + 4 <= end; row += 4) {
-      work(row, 0);
-      work(row + 1, 1);
-      work(row + 2, 0);
-      work(row + 3, 1);
-    }
-    for (; row < end; ++row) work(row, 0);
+    for (int first = 0; first < kVecs; first += kSums) {
+      // Two sums for each vector, so that an addition need not wait for the one before.
+      Vec sums[2][kSums];
 #pragma GCC unroll 16
-    for (int q = 0; Dot && q < kStripVecs; ++q) {
-      const Vec logit = (sums[0][q] + sums[1][q]) * factors[q];
-      store(out + j * kStrip + q * kLanes, logit);
-      most[q] = j == 0 ? logit : max(most[q], logit);
+      for (int q = 0; q < kSums; ++q) sums[0][q] = sums[1][q] = set(0.0f);
+      const auto add = [&](int64_t row, int which) {
+        const Vec value = set(v[row]);
+        const float* at = u + row * kBlock + first * kLanes;
+#pragma GCC unroll 16
+        for (int q = 0; q < kSums; ++q) {
+          sums[which][q] = fma(value, load(at + q * kLanes), sums[which][q]);
+        }
+      };
+      int64_t row = j * dim_out;
+      const int64_t end = row + dim_out;
+      for (; row + 2 <= end; row += 2) {
+        add(row, 0);
+        add(row + 1, 1);
+      }
+      if (row < end) add(row, 0);
+#pragma GCC unroll 16
+      for (int q = 0; q < kSums; ++q) {
+        const Vec logit = (sums[0][q] + sums[1][q]) * factors[first + q];
+        store(out + j * kBlock + (first + q) * kLanes, logit);
+        most[first + q] = j == 0 ? logit : max(most[first + q], logit);
+      }
     }
   }
 #pragma GCC unroll 16
-  for (int q = 0; Dot && q < kStripVecs; ++q) store(out + caps_out * kStrip + q * kLanes, most[q]);
+  for (int q = 0; q < kVecs; ++q) store(out + caps_out * kBlock + q * kLanes, most[q]);
 }
 
-// Only the one, or only the other.
-inline void dot_strip(const Sizes& sizes, const float* u, const float* v, const float* factor,
-                     float* out) {
-  dot_and_add<true, false, true>(sizes, u, v, factor, out, nullptr, nullptr, nullptr);
-}
-inline void add_strip(const Sizes& sizes, const float* u, const float* c, bool first, float* totals) {
-  const auto run = first ? &dot_and_add<false, true, true> : &dot_and_add<false, true, false>;
-  run(sizes, nullptr, nullptr, nullptr, nullptr, u, c, totals);
+// totals[j, e] += sum of c[j] * u[j, e], or = for the first block.
+inline void add_block(const Sizes& sizes, const float* u, const float* c, bool first, float* totals) {
+  const int64_t caps_out = sizes.caps_out, dim_out = sizes.dim_out;
+  for (int64_t j = 0; j < caps_out; ++j) {
+    Vec weight[kVecs];
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) {
+      weight[q] = load(c + j * kBlock + q * kLanes) * load(c + caps_out * kBlock + q * kLanes);
+    }
+    for (int64_t e = 0; e < dim_out; ++e, u += kBlock, totals += kTotal) {
+      Vec sum = weight[0] * load(u);
+#pragma GCC unroll 16
+      for (int q = 1; q < kVecs; ++q) sum = fma(weight[q], load(u + q * kLanes), sum);
+      add_to_total(totals, first, sum);
+    }
+  }
 }
 
-// Goes over all of u once: for every strip, logits = u . v, which `weigh` turns into weights,
-// and totals = sum of weights * u. `factor` has a factor of the logits for every lane, or is null.
+// Goes over all of u once: for every block, logits = u . v, which `weigh` turns into weights, and
+// totals = sum of weights * u, while the block is in the smallest cache. `factor` has a factor of the
+// logits for every lane, or is null.
 template <class Weigh>
 inline void sweep(const Sizes& sizes, const float* u, const float* v, const float* factor,
                   float* logits, float* totals, const Weigh& weigh) {
-  const int64_t strips = kStrips * sizes.blocks;
-  const auto at = [&](int64_t strip) { return strip_of(sizes, u, strip); };
-  const auto factor_at = [&](int64_t strip) {
-    return factor == nullptr ? nullptr : factor + strip * kStrip;
-  };
-  if (kStrips == 1) {
-    for (int64_t strip = 0; strip < strips; ++strip) {
-      dot_strip(sizes, at(strip), v, factor_at(strip), logits);
-      weigh(strip, logits);
-      add_strip(sizes, at(strip), logits, strip == 0, totals);
-    }
-    return;
-  }
-  float *now = logits, *next = logits + strip_size(sizes);
-  dot_strip(sizes, at(0), v, factor_at(0), now);
-  for (int64_t strip = 0; strip < strips; ++strip) {
-    weigh(strip, now);
-    if (strip + 1 == strips) return add_strip(sizes, at(strip), now, strip == 0, totals);
-    const auto run = strip == 0 ? &dot_and_add<true, true, true> : &dot_and_add<true, true, false>;
-    run(sizes, at(strip + 1), v, factor_at(strip + 1), next, at(strip), now, totals);
-    float* swap = now;
-    now = next;
-    next = swap;
+  for (int64_t block = 0; block < sizes.blocks; ++block, u += sizes.u_block) {
+    dot_block(sizes, u, v, factor == nullptr ? nullptr : factor + block * kBlock, logits);
+    weigh(block, logits);
+    add_block(sizes, u, logits, block == 0, totals);
   }
 }
 
 // The last row of weights: a factor of each lane, or 1.
 inline void set_factor(const Sizes& sizes, const float* factor, float* c) {
 #pragma GCC unroll 16
-  for (int q = 0; q < kStripVecs; ++q) {
-    store(c + sizes.caps_out * kStrip + q * kLanes,
+  for (int q = 0; q < kVecs; ++q) {
+    store(c + sizes.caps_out * kBlock + q * kLanes,
           factor == nullptr ? set(1.0f) : load(factor + q * kLanes));
   }
 }
@@ -140,51 +108,45 @@ inline void set_factor(const Sizes& sizes, const float* factor, float* c) {
 inline void softmax(const Sizes& sizes, const float* lane_factor, float* logits, float* couplings) {
   const int64_t caps_out = sizes.caps_out, stride = sizes.blocks * kBlock;
 #pragma GCC unroll 16
-  for (int q = 0; q < kStripVecs; ++q) {
+  for (int q = 0; q < kVecs; ++q) {
     float* column = logits + q * kLanes;
-    const Vec most = load(column + caps_out * kStrip);
+    const Vec most = load(column + caps_out * kBlock);
     Vec sums[2] = {set(0.0f), set(0.0f)};
     int64_t j = 0;
     for (; j + 2 <= caps_out; j += 2) {
 #pragma GCC unroll 16
       for (int h = 0; h < 2; ++h) {
-        float* at = column + (j + h) * kStrip;
+        float* at = column + (j + h) * kBlock;
         const Vec e = exp_of_nonpositive(load(at) - most);
         store(at, e);
         sums[h] = sums[h] + e;
       }
     }
     if (j < caps_out) {
-      const Vec e = exp_of_nonpositive(load(column + j * kStrip) - most);
-      store(column + j * kStrip, e);
+      const Vec e = exp_of_nonpositive(load(column + j * kBlock) - most);
+      store(column + j * kBlock, e);
       sums[0] = sums[0] + e;
     }
     const Vec factor = lane_factor == nullptr ? set(1.0f) : load(lane_factor + q * kLanes);
     const Vec sum = sums[0] + sums[1];
-    store(column + caps_out * kStrip, factor / sum);
+    store(column + caps_out * kBlock, factor / sum);
     for (j = 0; couplings != nullptr && j < caps_out; ++j) {
-      store(couplings + j * stride + q * kLanes, load(column + j * kStrip) * (set(1.0f) / sum));
+      store(couplings + j * stride + q * kLanes, load(column + j * kBlock) * (set(1.0f) / sum));
     }
   }
 }
 
-// Copies rows of a strip to rows of all capsules.
-inline void spread(const Sizes& sizes, const float* from, int64_t strip, float* to) {
+// Copies rows of a block to rows of all capsules.
+inline void spread(const Sizes& sizes, const float* from, int64_t block, float* to) {
   const int64_t stride = sizes.blocks * kBlock;
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
-    std::memcpy(to + j * stride + strip * kStrip, from + j * kStrip, kStrip * sizeof(float));
+    std::memcpy(to + j * stride + block * kBlock, from + j * kBlock, kBlock * sizeof(float));
   }
-}
-
-// Where vector q of a block is in rows of its strips, (strips, caps_out, kStrip).
-inline int64_t lanes_at(const Sizes& sizes, int64_t j, int q) {
-  const int64_t strip = q * kLanes / kStrip;
-  return (strip * sizes.caps_out + j) * kStrip + q * kLanes % kStrip;
 }
 
 // What the xnor agreement needs to know of the predictions of a block.
 struct Described {
-  float* means;   // (strips, caps_out, kStrip): mean of the absolute numbers
+  float* means;   // (caps_out, 32): mean of the absolute numbers
   Signs* signs;   // (caps_out, dim_out)
 };
 
@@ -205,7 +167,7 @@ inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, De
     }
     const Vec count = set(static_cast<float>(sizes.dim_out));
 #pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) store(out.means + lanes_at(sizes, j, q), sums[q] / count);
+    for (int q = 0; q < kVecs; ++q) store(out.means + j * kBlock + q * kLanes, sums[q] / count);
   }
 }
 

@@ -55,22 +55,22 @@ inline void squash_backward(const Sizes& sizes, const float* s, const float* g, 
   }
 }
 
-// dlogits = c * (dc - sum_j c dc), in place of dc, for a strip. The couplings, and the
+// dlogits = c * (dc - sum_j c dc), in place of dc, for a block. The couplings, and the
 // gradient that they may have of their own, lie in rows of all capsules.
-inline void softmax_backward(const Sizes& sizes, const float* c, const float* grad_c, int64_t strip,
+inline void softmax_backward(const Sizes& sizes, const float* c, const float* grad_c, int64_t block,
                              float* dc) {
   const int64_t stride = sizes.blocks * kBlock;
 #pragma GCC unroll 16
-  for (int q = 0; q < kStripVecs; ++q) {
-    const int64_t lane = strip * kStrip + q * kLanes;
+  for (int q = 0; q < kVecs; ++q) {
+    const int64_t lane = block * kBlock + q * kLanes;
     Vec sum = set(0.0f);
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      float* at = dc + j * kStrip + q * kLanes;
+      float* at = dc + j * kBlock + q * kLanes;
       if (grad_c != nullptr) store(at, load(at) + load(grad_c + j * stride + lane));
       sum = fma(load(c + j * stride + lane), load(at), sum);
     }
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      float* at = dc + j * kStrip + q * kLanes;
+      float* at = dc + j * kBlock + q * kLanes;
       store(at, load(c + j * stride + lane) * (load(at) - sum));
     }
   }
@@ -105,7 +105,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
       dot_described(sizes, described.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
-        const int64_t at = lanes_at(sizes, j, q);
+        const int64_t at = j * kBlock + q * kLanes;
         const Vec product = dots[q] * load(agreed + at);
         sum = learned ? sum + product : fma(product, load(described.means + at), sum);
         if (!learned) store(d_means + at, fma(product, set(v_means[j]), load(d_means + at)));
@@ -116,7 +116,7 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
     }
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const int64_t at = lanes_at(sizes, j, q);
+      const int64_t at = j * kBlock + q * kLanes;
       weight[q] = load(agreed + at);
       if (!learned) weight[q] = weight[q] * load(described.means + at);
       store(agreed + at, weight[q]);
@@ -136,10 +136,10 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
 
 struct Gradients {
   float* g;         // (rows): of v of an iteration
-  float* d_agreed;  // (strips, caps_out, kStrip)
+  float* d_agreed;  // (blocks, caps_out, 32)
   float* d_scale;   // (caps_out)
-  float* d_means;   // (strips, caps_out, kStrip)
-  float* block;     // (strips of a block, caps_out, kStrip), and room for two rows more
+  float* d_means;   // (blocks, caps_out, 32)
+  float* block;     // (caps_out + 1, 32)
 
   Gradients(const Layer& layer, const Sizes& sizes, Parts& parts) {
     const bool xnor = layer.agreement != Binarizer::none;
@@ -148,7 +148,7 @@ struct Gradients {
     d_agreed = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
     d_scale = parts.take<float>(sizes.caps_out);
     d_means = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
-    block = parts.take<float>(2 * strip_size(sizes));
+    block = parts.take<float>(logits_size(sizes));
   }
 };
 
@@ -194,28 +194,23 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     float* coefficients = out.coefficients + (t - 1) * kept;
     if (!xnor) {
       const float* x_scale = folded ? work.x_scale : nullptr;
-      sweep(sizes, u, ds, x_scale, grad.block, work.totals, [&](int64_t strip, float* d) {
-        softmax_backward(sizes, c, grad_c, strip, d);
-        spread(sizes, d, strip, coefficients);
-        set_factor(sizes, x_scale == nullptr ? nullptr : x_scale + strip * kStrip, d);
+      sweep(sizes, u, ds, x_scale, grad.block, work.totals, [&](int64_t block, float* d) {
+        softmax_backward(sizes, c, grad_c, block, d);
+        spread(sizes, d, block, coefficients);
+        set_factor(sizes, x_scale == nullptr ? nullptr : x_scale + block * kBlock, d);
       });
     }
     for (int64_t block = 0; xnor && block < sizes.blocks; ++block) {
       const float* u_block = u + block * sizes.u_block;
       float *agreed = grad.d_agreed + block * lanes, *d = grad.block;
-      for (int64_t strip = 0; strip < kStrips; ++strip) {
-        float* d_strip = d + strip * sizes.caps_out * kStrip;
-        dot_strip(sizes, u_block + strip * kStrip, ds, nullptr, d_strip);
-        softmax_backward(sizes, c, grad_c, kStrips * block + strip, d_strip);
-      }
+      dot_block(sizes, u_block, ds, nullptr, d);
+      softmax_backward(sizes, c, grad_c, block, d);
       for (int64_t k = 0; k < lanes; ++k) d[k] = agreed[k] = agreed[k] + d[k];
       agree_backward(layer, sizes, u_block,
                      {work.means + block * lanes, work.signs + block * sizes.rows},
                      work.v_positive, work.v_means, learned, block == 0, d, work.totals,
                      grad.d_means + block * lanes, grad.d_scale);
-      for (int64_t strip = 0; strip < kStrips; ++strip) {
-        spread(sizes, d + strip * sizes.caps_out * kStrip, kStrips * block + strip, coefficients);
-      }
+      spread(sizes, d, block, coefficients);
     }
     finish_sums(sizes, work.totals, 1.0f, nullptr, work.sums);
     if (!xnor) {
@@ -240,8 +235,8 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     }
   }
   if (out.d_means != nullptr) {
-    for (int64_t strip = 0; strip < kStrips * sizes.blocks; ++strip) {
-      spread(sizes, grad.d_means + strip * sizes.caps_out * kStrip, strip, out.d_means);
+    for (int64_t block = 0; block < sizes.blocks; ++block) {
+      spread(sizes, grad.d_means + block * lanes, block, out.d_means);
     }
   }
 }

@@ -45,8 +45,11 @@ def test_a_recipe_states_its_claim_and_its_rows_are_its_own(path: Path) -> None:
     assert experiment.tuning or "laim" in text.partition('"""\n\n')[0]
     planned = {run.key: run.config for run in experiment.runs()}
     for config in planned.values():
-        held = config.validation or min(5000, (config.train_count or 50_000) // 10)
-        assert config.data == "sample" or held == 5000
+        held = config.validation
+        if held is None:
+            held = min(5000, (config.train_count or 50_000) // 10)
+        # Records learn from all images, with settings that were chosen before.
+        assert config.data == "sample" or held == (0 if path.stem.startswith("record") else 5000)
     for row in ROWS:
         if row.experiment == experiment.name:
             assert planned[row.key] == row.config, row.key
