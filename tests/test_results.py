@@ -147,8 +147,9 @@ def test_a_table_by_hand() -> None:
     assert lines["dr"]["against fc"] == f"+1.08 [{low:+.2f}, {high:+.2f}] better"
     assert lines["dr"]["against linear"] == "+8.00"
     assert lines["fc"]["against fc"] == ""
-    assert [line["seeds"] for line in lines.values()] == [3, 3, 1]
-    assert [line["minutes"] for line in lines.values()] == ["1.2 ± 0.0", "1.2 ± 0.0", "1.2"]
+    assert list(lines) == ["linear", "fc", "dr"]
+    assert [line["seeds"] for line in lines.values()] == [1, 3, 3]
+    assert [line["minutes"] for line in lines.values()] == ["1.2", "1.2 ± 0.0", "1.2 ± 0.0"]
     markdown = table.to_markdown().splitlines()
     assert markdown[1] == "|" + " --- |" * len(table.columns)
     assert len({line.count("|") for line in markdown}) == 1

@@ -7,6 +7,7 @@ from xncaps.data.dataset import validation_size
 from xncaps.errors import InputError, look_up, message
 from xncaps.experiments.rows import Row
 from xncaps.experiments.statistics import Comparison, Spread, compare
+from xncaps.heads import HEADS
 from xncaps.text import Table
 
 BASELINES = ("fc", "linear")
@@ -84,11 +85,13 @@ def table_of(rows: Sequence[Row], name: str) -> Table:
 
 
 def accuracies(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
-    """The test accuracies of each variant by seed."""
+    """The test accuracies of each variant by seed; heads come in the order of the documents."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         if row.accuracy is not None:
             found.setdefault(row.variant, {})[row.seed] = row.accuracy
+    if found.keys() <= HEADS.keys():
+        found = {head: found[head] for head in HEADS if head in found}
     return found
 
 
