@@ -26,7 +26,8 @@ from xncaps.bench.baselines import (
 )
 from xncaps.bench.goals import GOALS, Goal, ratios
 from xncaps.bench.machine import Level, Rates, Shape, capsule_work
-from xncaps.bench.rows import COLUMNS, Comparison, Row, append_csv
+from xncaps.bench.report import goal_markdown
+from xncaps.bench.rows import COLUMNS, FACTS, Comparison, Row, append_csv, read_newest
 from xncaps.bench.timing import Task, best_times
 from xncaps.errors import InputError, RunError
 
@@ -330,6 +331,22 @@ def test_a_goal_is_judged_by_the_worst_and_the_fastest_peer() -> None:
     assert part.cells()[3:] == ["6.0x to 7.0x (a part)", None, False]
 
 
+def test_each_kind_of_machine_shows_its_newest_run(tmp_path: Path) -> None:
+    path = tmp_path / "bench.csv"
+    for day, kernel, ratio in (("01", "b", 9.0), ("03", "a", 7.0), ("02", "b", 8.0)):
+        known = {
+            **dict.fromkeys(FACTS, "x"),
+            "date": f"2026-01-{day}",
+            "kernel": kernel,
+            "cpu": "c",
+        }
+        append_csv(path, known, [Row("inference", "mb", "XnODR", 1, "FC ORT", 1.0, ratio)])
+    lines = goal_markdown(read_newest(path)).splitlines()
+    assert lines[0] == "|  | floor | goal | a | b |"
+    assert lines[2].endswith("| 8.0x | 12.0x | **7.0x** | 8.0x |")
+    assert lines[-1] == "a: c, 2026-01-03; b: c, 2026-01-02"
+
+
 def test_goals_find_their_rows() -> None:
     """Rows such as a full run has: every goal finds some."""
     rows = [
@@ -350,8 +367,13 @@ def test_goals_find_their_rows() -> None:
         for layer, batch in (*(("XnorLinear", rows) for rows in (1, 16, 256)), ("XnorConv2d", 1))
         for what in ("torch fp32", "ORT fp32", "ORT int8 dynamic", "ORT int8 static")
     ]
+    rows += [
+        Row("calls", "1x1", "XnODR", 1, what, 2.5, 2.0) for what in ("torch.add", "packed", "op")
+    ]
     verdicts = {goal.what: goal.judge(rows) for goal in GOALS}
     assert all(verdict.reached is not None for verdict in verdicts.values())
+    assert verdicts["Call of a packed layer with nothing to compute"].floor_met is False
+    assert verdicts["Call of the op with nothing to compute"].floor_met
     assert all(goal.figures(rows)[1] == goal.rows for goal in GOALS)
     assert verdicts["XnODR weights, packed with fp16 scales, smaller"].goal_met  # 10.67
     assert verdicts["XnODR training step, memory above the inputs"].worst == 5.0

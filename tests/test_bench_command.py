@@ -64,8 +64,12 @@ def test_plain_bench_runs_all_groups(capsys: pytest.CaptureFixture[str], tiny: P
     assert status == 0
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-    for title in ("Inference", "Training step", "XNOR product", "The whole network", "Goals"):
+    for title in ("Inference", "Training step", "XNOR product", "The whole network", "A call that"):
         assert title in out
+    assert re.search(r"^packed +[\d.,]+ +[\d.]+x$", out, re.M)
+    assert re.search(
+        r"^Call of the op with nothing to compute +8.0 us +8.0 us +[\d.]+ us ", out, re.M
+    )
     assert re.search(r"^mb +XnODR +2 +[\d.,]+ ", out, re.M)
     assert re.search(r"^XnODR against torch.compile +7.4x +12.0x +not measured", out, re.M)
     assert "inference: odd XnIDR, batch 2\n" in err
@@ -150,7 +154,7 @@ def test_too_big_is_said(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--only xnro", "bench: only must be one of inference, training, xnor, primary, network; "),
+        ("--only xnro", "bench: only must be one of inference, training, xnor, primary, network, "),
         ("--out a --no-save", "bench: out must stand alone; got both --out and --no-save."),
         ("--seconds -1", "Invalid value for '--seconds': "),
         ("--seconds x", "Invalid value for '--seconds': "),

@@ -190,6 +190,20 @@ def half_differences(rows: Sequence[Row]) -> tuple[list[float], int]:
     return found, len(found)
 
 
+def call_us(what: str) -> Figures:
+    """What a call takes that has nothing to compute."""
+
+    def find(rows: Sequence[Row]) -> tuple[list[float], int]:
+        found = [
+            row.us_per_sample
+            for row in rows
+            if (row.group, row.what) == ("calls", what) and row.us_per_sample is not None
+        ]
+        return found, len(found)
+
+    return find
+
+
 def _against_fc(shape: str, batch: int, floor: float, goal: float) -> Goal:
     what = f"XnODR against the FC stack in ONNX Runtime, {shape}, batch {batch}"
     return Goal(what, floor, goal, 1, ratios("inference", "XnODR", ["FC ORT"], [shape], [batch]))
@@ -243,4 +257,6 @@ GOALS: tuple[Goal, ...] = (
     _convolution("int8", INT8, 5.3),
     Goal("XnODR weights, packed with fp16 scales, smaller", 10.7, 10.7, 2, weights_smaller),
     Goal("XnODR outputs off with fp16 scales", 5e-4, 5e-4, CALLS, half_differences, "", True),
+    Goal("Call of a packed layer with nothing to compute", 2, 2, 1, call_us("packed"), " us", True),
+    Goal("Call of the op with nothing to compute", 8, 8, 1, call_us("op"), " us", True),
 )

@@ -1,6 +1,6 @@
 """What a run of ``xncaps bench`` shows: tables of ratios, and the goals beside what it reached."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ TITLES = {
     "xnor": "XNOR product and convolution, packing of the activations included",
     "primary": "Inference: a whole head, with PrimaryCaps and lengths",
     "network": "The whole network",
+    "calls": "A call that has nothing to compute: one capsule with one number",
 }
 
 
@@ -104,12 +105,19 @@ def network_table(rows: Sequence[Row]) -> str:
     return text_table(headings, lines)
 
 
+def call_table(rows: Sequence[Row]) -> str:
+    """A line for each way to call."""
+    lines = [[row.what, microseconds(row), ratio(row)] for row in rows]
+    return text_table(["what", "us a call", f"times {rows[0].what}"], lines)
+
+
 TABLES = {
     "inference": ratio_table,
     "training": step_table,
     "xnor": ratio_table,
     "primary": ratio_table,
     "network": network_table,
+    "calls": call_table,
 }
 
 
@@ -119,18 +127,17 @@ def goal_table(rows: Sequence[Row]) -> str:
     return text_table(headings, [goal.judge(rows).cells() for goal in GOALS])
 
 
-def goal_markdown(rows: Sequence[Row]) -> str:
-    """The same for the README; what was not measured is left out."""
-    verdicts = [goal.judge(rows) for goal in GOALS]
-    lines = ["| | reached | floor | goal |", "|---|---|---|---|"]
-    for verdict in verdicts:
-        if verdict.reached is not None:
-            what, floor, goal, reached, floor_met, goal_met = verdict.cells()
-            marks = [
-                f"{mark}" if met else f"**{mark}**"
-                for mark, met in ((floor, floor_met), (goal, goal_met))
-            ]
-            lines.append(f"| {what} | {reached} | {' | '.join(marks)} |")
+def goal_markdown(runs: Sequence[tuple[Mapping[str, str], Sequence[Row]]]) -> str:
+    """The same for the README, a column for each run; what none has measured is left out."""
+    headings = ["", "floor", "goal", *(facts["kernel"] for facts, _ in runs)]
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    for goal in GOALS:
+        verdicts = [goal.judge(rows) for _, rows in runs]
+        if any(verdict.reached is not None for verdict in verdicts):
+            cells = [verdict.cells() for verdict in verdicts]
+            reached = [f"**{cell[3]}**" if cell[4] is False else f"{cell[3]}" for cell in cells]
+            lines.append(f"| {goal.what} | {cells[0][1]} | {cells[0][2]} | {' | '.join(reached)} |")
+    lines += ["", "; ".join(f"{f['kernel']}: {f['cpu']}, {f['date'][:10]}" for f, _ in runs)]
     return "\n".join(lines)
 
 

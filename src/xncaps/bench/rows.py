@@ -112,14 +112,24 @@ def append_csv(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> Non
     append_rows(path, COLUMNS, ({**facts, **row.to_dict()} for row in rows))
 
 
-def read_last(path: Path) -> tuple[dict[str, str], list[Row]]:
-    """The newest run of a CSV file: its facts, and its rows."""
+def read_newest(path: Path) -> list[tuple[dict[str, str], list[Row]]]:
+    """The newest run of each processor and kernel in a CSV file: its facts, and its rows."""
     lines = read_rows(path)
     if not lines:
         raise RunError(f"{path}: has no figures yet. Run: xncaps bench")
-    last = max(line["date"] for line in lines)
-    chosen = [line for line in lines if line["date"] == last]
-    return {name: chosen[0][name] for name in FACTS}, [_row(line) for line in chosen]
+    newest: dict[tuple[str, str], str] = {}
+    for line in lines:
+        kind = line["kernel"], line["cpu"]
+        newest[kind] = max(newest.get(kind, ""), line["date"])
+    runs = []
+    for kind in sorted(newest):
+        chosen = [
+            line
+            for line in lines
+            if (line["kernel"], line["cpu"]) == kind and line["date"] == newest[kind]
+        ]
+        runs.append(({name: chosen[0][name] for name in FACTS}, [_row(line) for line in chosen]))
+    return runs
 
 
 def _row(line: Mapping[str, str]) -> Row:

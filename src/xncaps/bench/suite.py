@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from xncaps.bench import heads, inference, network, steps, xnor
+from xncaps.bench import calls, heads, inference, network, steps, xnor
 from xncaps.bench.inference import Tell
 from xncaps.bench.machine import Rates, facts, measure_rates
 from xncaps.bench.plan import PLANS, Plan
@@ -21,6 +21,7 @@ GROUPS: dict[str, Callable[[Plan, Rates | None, Tell], Iterable[Row]]] = {
     "xnor": xnor.measure,
     "primary": heads.measure,
     "network": network.measure,
+    "calls": calls.measure,
 }
 
 CSV_NAME = "bench.csv"
