@@ -1,7 +1,7 @@
 """What learns to tell two digits apart fastest, chosen on held-out training images.
 
 For the record: a million images of two digits. Here an eighth of them, seen once, one seed for each
-choice.
+choice; a network of half the width sees three times as many, in about the same time.
 """
 
 from xncaps.cli.experiment import run
@@ -23,6 +23,7 @@ EXPERIMENT = Experiment(
     variants={
         "widenet-margin": {},
         "widenet-cross-entropy": {"loss": "cross_entropy"},
+        "half-width-margin": {"train_count": 365_000, "options": {"width": 0.5}},
         "convnet-margin": {"model": "convnet", "options": {"width": 2.0}},
     },
     seeds=1,
