@@ -43,8 +43,8 @@ reproduce-quick: $(VENV)/.installed ## train one of the cheapest rows of the res
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/sample.py --only xnidr --seeds 0 --again
 
 CAMPAIGN := $(addprefix tuning_,mnist multimnist cifar10 mobilenetv2 resnet50) \
-	sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss \
-	$(addprefix own_rates_,multimnist mobilenetv2)
+	sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss cifar10_one_loss \
+	own_rates_multimnist
 RECORDS := $(addprefix tuning_record_,mnist cifar10 multimnist) record_cifar10
 RUN_THEM = trap "exit 130" INT TERM; status=0; \
 	for name in $(1); do $(BIN)/python recipes/$$name.py || status=1; done; exit $$status

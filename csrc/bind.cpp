@@ -71,7 +71,7 @@ bool set_images(ConvCall& conv, int64_t batch, int64_t height, int64_t width) {
   for (int axis = 0; axis < 2; ++axis) {
     const int64_t window = conv.dilation[axis] * (conv.kernel[axis] - 1) + 1;
     const int64_t room = sides[axis] + 2 * conv.padding[axis] - window;
-    if (room < 0) return false;
+    if (room < 0 || sides[axis] == 0) return false;
     out[axis] = room / conv.stride[axis] + 1;
   }
   conv.out_height = out[0];

@@ -30,7 +30,17 @@ class Packed {
   // Dictionaries of hooks: while all are empty, calling the layer does nothing but run this.
   Packed(nb::list places, nb::list hooks) : watched_(std::move(places)), hooks_(std::move(hooks)) {}
 
-  bool is_current() const { return watched_.is_unchanged(); }
+  bool is_current() const { return hooks_.is_valid() && watched_.is_unchanged(); }
+
+  // For the collector of garbage: a hook may hold the layer, and the layer holds this.
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(hooks_.ptr());
+    return watched_.traverse(visit, arg);
+  }
+  void clear() {
+    hooks_.reset();
+    watched_.clear();
+  }
 
  protected:
   // Whether x can be taken, if it has so many dimensions.
@@ -48,6 +58,7 @@ class Packed {
   }
 
   bool has_no_hooks() const {
+    if (!hooks_.is_valid()) return false;
     const Py_ssize_t count = PyList_GET_SIZE(hooks_.ptr());
     for (Py_ssize_t k = 0; k < count; ++k) {
       if (PyDict_GET_SIZE(PyList_GET_ITEM(hooks_.ptr(), k)) != 0) return false;
@@ -153,26 +164,43 @@ class PackedConv : public Packed {
   ConvCall base_;
 };
 
+template <class Object>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Object>(self)->traverse(visit, arg) : 0;
+}
+
+template <class Object>
+int clear(PyObject* self) {
+  nb::inst_ptr<Object>(self)->clear();
+  return 0;
+}
+
+template <class Object>
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>)},
+                       {Py_tp_clear, reinterpret_cast<void*>(clear<Object>)},
+                       {0, nullptr}};
+
 }  // namespace
 
 void bind_packed(nb::module_& m) {
-  nb::class_<PackedCapsules>(m, "PackedCapsules")
+  nb::class_<PackedCapsules>(m, "PackedCapsules", nb::type_slots(slots<PackedCapsules>))
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address, Address,
                     Address, bool, bool, Address, Address>())
       .def("is_current", &PackedCapsules::is_current)
-      .def("run", &PackedCapsules::run)
-      .def("__call__", &PackedCapsules::call);
-  nb::class_<PackedLinear>(m, "PackedLinear")
+      .def("run", &PackedCapsules::run, nb::arg().none(), nb::arg())
+      .def("__call__", &PackedCapsules::call, nb::arg().none());
+  nb::class_<PackedLinear>(m, "PackedLinear", nb::type_slots(slots<PackedLinear>))
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedLinear::is_current)
-      .def("run", &PackedLinear::run)
-      .def("__call__", &PackedLinear::call);
-  nb::class_<PackedConv>(m, "PackedConv")
+      .def("run", &PackedLinear::run, nb::arg().none())
+      .def("__call__", &PackedLinear::call, nb::arg().none());
+  nb::class_<PackedConv>(m, "PackedConv", nb::type_slots(slots<PackedConv>))
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                     int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedConv::is_current)
-      .def("run", &PackedConv::run)
-      .def("__call__", &PackedConv::call);
+      .def("run", &PackedConv::run, nb::arg().none())
+      .def("__call__", &PackedConv::call, nb::arg().none());
 }
 
 }  // namespace xncaps

@@ -44,7 +44,7 @@ const Exchange* exchange = nullptr;
 const Exchange* find_exchange(nb::handle capsule) {
   if (capsule.is_none()) return nullptr;
   const void* table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
-  if (table == nullptr) throw nb::python_error();
+  if (table == nullptr) PyErr_Clear();  // a table of another kind
   for (auto* at = static_cast<const Exchange*>(table); at != nullptr; at = at->older) {
     if (at->major == 1) return at->view == nullptr ? nullptr : at;
   }
@@ -171,6 +171,15 @@ Watched::Watched(nb::list places) {
     places_.push_back(
         {nb::cast<nb::dict>(parts[0]), parts[1], parts[2], nb::cast<uintptr_t>(parts[3])});
   }
+}
+
+int Watched::traverse(visitproc visit, void* arg) const {
+  for (const Place& place : places_) {
+    Py_VISIT(place.dictionary.ptr());
+    Py_VISIT(place.key.ptr());
+    Py_VISIT(place.value.ptr());
+  }
+  return 0;
 }
 
 bool Watched::is_unchanged() const {

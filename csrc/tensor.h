@@ -31,7 +31,7 @@ struct View {
   static constexpr int kMost = 4;
   uintptr_t data;
   int64_t sizes[kMost];
-  int dims;  // of more than kMost the sizes are left out
+  int dims;  // of more than kMost, the first sizes only
   bool is_contiguous;
 };
 
@@ -53,6 +53,10 @@ class Watched {
   // Each is (dictionary, key, value, address of its data or 0).
   explicit Watched(nb::list places);
   bool is_unchanged() const;
+
+  // For the collector of garbage.
+  int traverse(visitproc visit, void* arg) const;
+  void clear() { places_.clear(); }
 
  private:
   struct Place {

@@ -2,7 +2,7 @@
 
 Claim under test: 94% of the test images with a single network, from random weights (the ensemble
 of DeepCaps has 92.7%, ReCU's ResNet-18 of one bit 92.8%). Settings as chosen on held-out images;
-then all 50,000 training images are learnt from. Run it with --threads 2.
+then all 50,000 training images are learnt from.
 """
 
 from xncaps.cli.experiment import run
@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
     },
     variants={"xnidr": {"head": "xnidr"}},
     seeds=1,
+    threads=2,
 )
 
 if __name__ == "__main__":

@@ -330,6 +330,16 @@ def test_what_another_experiment_trained_is_taken_over(whole: Path, tmp_path: Pa
     new = read_accuracy(tmp_path / "results")[-1]
     assert (new.experiment, new.accuracy, new.validation) == ("choice", None, row.validation)
     assert "of the test images" not in said
+    (result,) = (tmp_path / "runs" / "choice").rglob("result.json")
+    assert json.loads(result.read_bytes())["test"]["count"] == 0
+
+
+def test_a_recipe_may_ask_for_threads(tmp_path: Path) -> None:
+    two = Experiment("two", {**TINY, "epochs": 1}, by_head("linear"), 1, threads=2)
+    assert finish(two, tmp_path)[0] == 0
+    assert [row.threads for row in read_accuracy(tmp_path / "results")] == [2]
+    with pytest.raises(InputError, match="threads must be"):
+        replace(two, threads=0)
 
 
 def test_order_and_settings() -> None:

@@ -25,7 +25,7 @@ from kernel_cases import (
     seeded,
     threads,
 )
-from xncaps import XnODR, kernels
+from xncaps import CapsuleLinear, XnODR, kernels
 
 BASE = (5, 4, 3, 6)  # caps_in, dim_in, caps_out, dim_out
 
@@ -294,6 +294,15 @@ def test_function_transforms_give_what_they_give_in_pytorch(kind):
             expected = transform()
         for left, right in zip(got, expected, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_have_gradients_where_a_parameter_is_of_no_use():
+    layer = CapsuleLinear(3, 4, 2, 2, 1, agreement="xnor", scale="learned")
+    x, parameters = torch.randn(2, 3, 4), list(layer.parameters())
+    got = torch.autograd.grad(layer(x).sum(), parameters, create_graph=True)
+    expected = torch.autograd.grad(layer(x).sum(), parameters)
+    torch.testing.assert_close(got, expected)
+    assert layer.routing.agreement.scale.shape in [grad.shape for grad in got]
 
 
 @pytest.mark.parametrize("kind", KINDS)

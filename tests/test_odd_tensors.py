@@ -20,7 +20,9 @@ CASES = [(name, packed) for name in LAYERS for packed in (False, True)]
 @pytest.fixture(params=["table", "attributes"], autouse=True)
 def _exchange(request):
     """Tensors are looked at through torch's table of functions, or as with a torch without it."""
-    table = torch.Tensor.__dlpack_c_exchange_api__
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if request.param == "table" and table is None:
+        pytest.skip("this torch has no such table yet")
     selection.tell_of_torch(native(), table if request.param == "table" else None)
     yield
     selection.tell_of_torch(native(), table)

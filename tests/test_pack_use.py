@@ -165,13 +165,68 @@ def test_a_subclass_of_a_packed_layer_has_its_own_forward():
         assert torch.equal(packed(x), 2 * PackedCapsules(layer)(x))
 
 
-def test_a_packed_layer_that_is_gone_leaves_nothing_behind():
+class Keeps(nn.Module):
+    """Keeps what its layer gives, by a hook that holds the network."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        layer.register_forward_hook(self.keep)
+
+    def keep(self, module, args, output):
+        self.kept = output
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("around", [lambda packed: packed, Keeps])
+def test_a_packed_layer_that_is_gone_leaves_nothing_behind(around):
+    for packed, x in some():
+        network = around(packed)
+        network(x)
+        gone = weakref.ref(network), weakref.ref(packed)
+        del network, packed
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+
+
+def test_a_class_may_get_another_forward(monkeypatch):
     packed, x = next(some())
     packed(x)
-    gone = weakref.ref(packed)
-    del packed
-    gc.collect()
-    assert gone() is None
+    monkeypatch.setattr(PackedCapsules, "forward", lambda self, x: "another")
+    assert packed(x) == "another"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_couplings_whatever_the_default_is(dtype):
+    for iterations in (1, 3):
+        layer = xncaps.XnODR(33, 9, 3, 4, iterations=iterations)
+        packed, x = xncaps.pack(layer), torch.randn(2, 33, 9)
+        wanted = layer(x, return_couplings=True)
+        torch.set_default_dtype(dtype)
+        try:
+            got = packed(x, return_couplings=True)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert got[1].dtype == torch.float32
+        assert_close(got, wanted)
+
+
+def test_a_buffer_of_another_size_is_not_read():
+    for packed, x in some():
+        packed(x)
+        name = "scales" if hasattr(packed, "scales") else "floats"
+        setattr(packed, name, getattr(packed, name)[:-1].clone())
+        with pytest.raises(RuntimeError):
+            packed(x)
+
+
+def test_nothing_is_refused_in_a_line():
+    for packed, x in some():
+        packed(x)
+        with pytest.raises(InputTypeError, match="x must be a tensor; got NoneType"):
+            packed(None)
 
 
 def test_tracers_see_through():

@@ -54,7 +54,7 @@ class Goal:
     def reaches(self, value: float, mark: float) -> bool:
         """Whether a figure is as good as a mark."""
         if self.at_most:
-            return value <= mark
+            return (round(value, 1) if value >= 1 else value) <= mark
         return round(value, 1) >= mark
 
     def show(self, value: float) -> str:

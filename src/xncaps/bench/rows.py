@@ -14,6 +14,9 @@ FACTS = (
     *("date", "commit", "cpu", "threads", "python", "torch", "onnxruntime", "xncaps", "kernel"),
 )
 
+MAIN = {"inference", "training", "xnor"}
+"""The groups that nearly all goals are of."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -113,23 +116,24 @@ def append_csv(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> Non
 
 
 def read_newest(path: Path) -> list[tuple[dict[str, str], list[Row]]]:
-    """The newest run of each processor and kernel in a CSV file: its facts, and its rows."""
+    """The newest run of each processor and kernel in a CSV file: its facts, and its rows.
+
+    A run of some groups only does not count where there is one of more.
+    """
     lines = read_rows(path)
     if not lines:
         raise RunError(f"{path}: has no figures yet. Run: xncaps bench")
-    newest: dict[tuple[str, str], str] = {}
+    kinds: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
     for line in lines:
-        kind = line["kernel"], line["cpu"]
-        newest[kind] = max(newest.get(kind, ""), line["date"])
-    runs = []
-    for kind in sorted(newest):
-        chosen = [
-            line
-            for line in lines
-            if (line["kernel"], line["cpu"]) == kind and line["date"] == newest[kind]
-        ]
-        runs.append(({name: chosen[0][name] for name in FACTS}, [_row(line) for line in chosen]))
-    return runs
+        runs = kinds.setdefault((line["kernel"], line["cpu"]), {})
+        runs.setdefault(line["date"], []).append(line)
+    newest = []
+    for _, runs in sorted(kinds.items()):
+        most = max(len(MAIN & {line["group"] for line in run}) for run in runs.values())
+        whole = [d for d, run in runs.items() if len(MAIN & {e["group"] for e in run}) == most]
+        chosen = runs[max(whole)]
+        newest.append(({name: chosen[0][name] for name in FACTS}, [_row(line) for line in chosen]))
+    return newest
 
 
 def _row(line: Mapping[str, str]) -> Row:

@@ -51,8 +51,8 @@ def _command(experiment: Experiment) -> Callable[..., None]:
         threads: Annotated[
             int | None,
             typer.Option(
-                help="Threads of a run, which change its last digits; 1 if not given, and with "
-                "--again those of the row.",
+                help="Threads of a run, which change its last digits; if not given, "
+                f"{experiment.threads}, and with --again those of the row.",
                 min=1,
                 max=1024,
             ),
@@ -83,7 +83,7 @@ def _command(experiment: Experiment) -> Callable[..., None]:
             if not repeat(experiment, chosen, results, threads=threads, **keywords):
                 raise RunError("not every row came out again.")
             return
-        torch.set_num_threads(threads or 1)
+        torch.set_num_threads(threads or experiment.threads)
         outcome = run_experiment(experiment, chosen, results, runs, **keywords)
         typer.echo(str(outcome))
         if outcome.failed:

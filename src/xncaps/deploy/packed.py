@@ -37,7 +37,7 @@ class Packed(nn.Module, ABC):
 
     _scale_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     _native: Any = None  # not part of the state
-    _is_whole = False  # whether the native object does all that forward does
+    _own_forward: Any = None  # the forward that does nothing but run the native object
 
     @classmethod
     @abstractmethod
@@ -55,6 +55,10 @@ class Packed(nn.Module, ABC):
         """How many parameters the layer had."""
 
     @abstractmethod
+    def _counts(self) -> dict[str, int]:
+        """How many numbers each buffer has."""
+
+    @abstractmethod
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         """A native object on the buffers, that is used while all places hold what they hold.
 
@@ -63,25 +67,26 @@ class Packed(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._is_whole = "_connect" in vars(cls)
+        if "_connect" in vars(cls):
+            cls._own_forward = vars(cls)["forward"]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As that of any module, which takes a microsecond by itself: where it would do nothing but
         run the native object, that is called straight away."""
-        own = self.__dict__
+        if is_dynamo_compiling() or options or len(args) != 1:
+            return super().__call__(*args, **options)
+        own, kind = self.__dict__, type(self)
         native = own.get("_native")
         if (
             native is not None
-            and len(args) == 1
-            and not options
+            and kind.forward is kind._own_forward
             and "forward" not in own
-            and self._is_whole
-            and not is_dynamo_compiling()
+            and "_compiled_call_impl" not in own
         ):
             y = native(args[0])
             if y is not None:
                 return y
-        return super().__call__(*args, **options)
+        return super().__call__(*args)
 
     def _run(self, x: Tensor, *more: Any) -> Tensor | None:
         """The output of the native object; None where it cannot be used."""
@@ -110,10 +115,11 @@ class Packed(nn.Module, ABC):
 
     def _is_readable(self) -> bool:
         """Whether the buffers are still what the kernels read."""
-        numbers = (torch.uint8, torch.float32)
+        numbers, counts = (torch.uint8, torch.float32), self._counts()
         return all(
             buffer.is_cpu
             and buffer.is_contiguous()
+            and buffer.numel() == counts[name]
             and buffer.dtype in (self._scale_dtypes if name == "scales" else numbers)
             for name, buffer in self.named_buffers()
         )
@@ -227,13 +233,24 @@ class PackedCapsules(Packed, CapsuleLinear):
     def _with_couplings(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         rounds = self.routing.iterations - 1  # in the first the couplings are all the same
         batch = len(x) if isinstance(x, Tensor) and x.dim() == 3 else 0
-        couplings = torch.empty(batch, rounds, self.caps_out, padded(self.caps_in))
+        plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults
+        couplings = torch.empty(batch, rounds, self.caps_out, padded(self.caps_in), **plain)
         v = self._run(x, couplings.data_ptr() if rounds else 0)
         if v is None:
             return CapsuleLinear.forward(self, x, return_couplings=True)
         if not rounds:
-            return v, torch.full((batch, self.caps_in, self.caps_out), 1 / self.caps_out)
+            return v, torch.full((batch, self.caps_in, self.caps_out), 1 / self.caps_out, **plain)
         return v, couplings[:, -1, :, : self.caps_in].transpose(1, 2).contiguous()
+
+    def _counts(self) -> dict[str, int]:
+        columns = self.caps_in * self.caps_out * self.dim_out
+        return {
+            "floats": columns * self.dim_in,
+            "bits": columns * bytes_for(self.dim_in),
+            "scales": columns,
+            "routing.bias": self.caps_out * self.dim_out,
+            "routing.agreement.scale": self.caps_out,
+        }
 
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         agreement = self.routing.agreement

@@ -73,6 +73,10 @@ class PackedXnorLinear(Packed, XnorLinear):
             return XnorLinear.forward(self, x)
         return self.forward(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], -1)
 
+    def _counts(self) -> dict[str, int]:
+        bits = self.out_features * bytes_for(self.in_features)
+        return {"bits": bits, "scales": self.out_features, "bias": self.out_features}
+
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         if self.binarizer not in CODES:
             return None
@@ -150,6 +154,11 @@ class PackedXnorConv2d(Packed, XnorConv2d):
     def forward(self, x: Tensor) -> Tensor:
         y = self._run(x)
         return XnorConv2d.forward(self, x) if y is None else y
+
+    def _counts(self) -> dict[str, int]:
+        area = self.kernel_size[0] * self.kernel_size[1]
+        bits = self.out_channels * area * bytes_for(self.in_channels)
+        return {"bits": bits, "scales": self.out_channels, "bias": self.out_channels}
 
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         if self.binarizer not in CODES:

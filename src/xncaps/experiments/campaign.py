@@ -100,6 +100,7 @@ def run_experiment(
                             stops=stops,
                             go_on=go_on,
                             exact=True,
+                            test=not experiment.tuning,
                         )
                         row = row_of(run, result.values, _curve(result), experiment.tuning)
                         outcome.trained += 1
@@ -181,7 +182,14 @@ def repeat(
         torch.set_num_threads(threads or row.threads)
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            result = train(run.config, path, data_dir=data_dir, display=display, go_on=go_on)
+            result = train(
+                run.config,
+                path,
+                data_dir=data_dir,
+                display=display,
+                go_on=go_on,
+                test=not experiment.tuning,
+            )
             new = row_of(run, result.values, _curve(result), experiment.tuning)
         same = _figures(new) == _figures(row)
         verdict = "the same" if same else "OTHER"

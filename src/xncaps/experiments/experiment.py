@@ -67,7 +67,8 @@ class Experiment:
         seeds: how many seeds each variant is run with.
         more_seeds: how many, for variants that differ in it.
         tuning: whether the runs choose the settings of others. They are judged on the held-out
-            training images then, and their rows leave out what the test images say.
+            training images then, and do not look at the test images.
+        threads: of each run, unless the command says otherwise; they change its last digits.
 
     >>> heads = Experiment("heads", {"epochs": 2}, {"fc": {"head": "fc"}, "dr": {"head": "dr"}}, 2)
     >>> [str(run) for run in heads.runs()]
@@ -80,6 +81,7 @@ class Experiment:
     seeds: int = 3
     more_seeds: Mapping[str, int] = field(default_factory=dict)
     tuning: bool = False
+    threads: int = 1
 
     def __post_init__(self) -> None:
         where = f"experiment {self.name}"
@@ -89,6 +91,7 @@ class Experiment:
             if not NAMES.fullmatch(name):
                 requirement = "have a name of letters, digits, dots and dashes"
                 raise InputError(message(where, "everything", requirement, brief(name)))
+        check_size(where, "threads", self.threads)
         for variant in (*self.variants, *self.more_seeds):
             check_choice(where, "variant", variant, tuple(self.variants))
             check_size(where, "seeds", self.seeds_of(variant))

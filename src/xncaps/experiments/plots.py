@@ -53,9 +53,13 @@ def draw_all(rows: Sequence[Row], latencies: Latencies) -> dict[str, bytes]:
 
 
 def drawn(rows: Sequence[Row]) -> list[Row]:
-    """Those of the rows that the pictures show."""
+    """Those of the rows that the pictures show: of experiments with several heads."""
     others = {row.experiment for row in rows if row.accuracy is None or row.variant not in HEADS}
-    return [row for row in rows if row.experiment not in others]
+    heads: dict[str, set[str]] = {}
+    for row in rows:
+        heads.setdefault(row.experiment, set()).add(row.variant)
+    alone = {name for name, found in heads.items() if len(found) == 1}
+    return [row for row in rows if row.experiment not in others | alone]
 
 
 def digest_of(rows: Sequence[Row], latencies: Latencies) -> str:

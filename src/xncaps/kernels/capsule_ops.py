@@ -354,7 +354,9 @@ def _differentiable_gradients(
         # Of the kept couplings only the last are given out.
         outputs.append(couplings)
         cotangents.append(grad_couplings[:, -1, :, : couplings.shape[1]].transpose(1, 2))
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True))
+    found = iter(  # with one iteration nothing comes of the agreement's scale
+        torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True)
+    )
     return [next(found) if need else None for need in needed]
 
 

@@ -4,7 +4,10 @@ import json
 import os
 import shlex
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from xncaps.data import facts_of, load_data
 from xncaps.errors import InputError, message
@@ -39,6 +42,7 @@ def train(
     stops: StopRequests | None = None,
     go_on: str | None = None,
     exact: bool = False,
+    test: bool = True,
 ) -> Result:
     """Train a network and leave a folder with all there is to know about it.
 
@@ -54,6 +58,7 @@ def train(
         go_on: the command that goes on with this run, named when it stops.
         exact: refuse to go on with another processor, kernel, or number of threads or processes
             than it began with, which change the last digits.
+        test: judge the network on the test images at the end; a run that chooses settings must not.
 
     Returns:
         Where the run lies, and how the network did on the test images.
@@ -83,6 +88,8 @@ def train(
                 progress=display.progress,
                 say=display.say,
             )
+        if not test:
+            data = replace(data, test=data.test.take(torch.arange(0)))
         facts = facts_of(data)
         check_same(fabric, "the data", json.dumps(facts.fingerprint))
         loop = Loop(config, data, facts, folder, fabric, display, go_on)
