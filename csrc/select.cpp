@@ -1,15 +1,23 @@
 // Which kernels this CPU can run, and which of them is the best. To add one, see docs/kernels.md.
 #include <cstring>
 
+#ifdef XNCAPS_X86
+#include <cpuid.h>
+#endif
+
 #include "kernel.h"
 
 namespace xncaps {
 namespace {
 
 #ifdef XNCAPS_X86
+// clang's builtin does not know this one by name.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
