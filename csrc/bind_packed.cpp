@@ -185,8 +185,8 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>
 
 void bind_packed(nb::module_& m) {
   nb::class_<PackedCapsules>(m, "PackedCapsules", nb::type_slots(slots<PackedCapsules>))
-      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address, Address,
-                    Address, bool, bool, Address, Address>())
+      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address,
+                    Address, Address, bool, bool, Address, Address>())
       .def("is_current", &PackedCapsules::is_current)
       .def("run", &PackedCapsules::run, nb::arg().none(), nb::arg())
       .def("__call__", &PackedCapsules::call, nb::arg().none());
@@ -196,8 +196,8 @@ void bind_packed(nb::module_& m) {
       .def("run", &PackedLinear::run, nb::arg().none())
       .def("__call__", &PackedLinear::call, nb::arg().none());
   nb::class_<PackedConv>(m, "PackedConv", nb::type_slots(slots<PackedConv>))
-      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                    int64_t, int64_t, int, Address, Address, bool, Address>())
+      .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                    int64_t, int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedConv::is_current)
       .def("run", &PackedConv::run, nb::arg().none())
       .def("__call__", &PackedConv::call, nb::arg().none());

@@ -31,8 +31,8 @@ nb::object checked(nb::object object) {
 
 bool is_true(const nb::object& object) { return checked(object).is(Py_True); }
 
-// The table of functions that DLPack 1 knows, up to the one that is used here: it fills in the view of a
-// tensor that stays with its owner, and returns 0.
+// The table of functions that DLPack 1 knows, up to the one that is used here: it fills in the view of
+// a tensor that stays with its owner, and returns 0.
 struct Exchange {
   uint32_t major, minor;
   const Exchange* older;
@@ -122,8 +122,9 @@ bool view_tensor(nb::handle object, View& view) {
   const Py_ssize_t types = PyTuple_GET_SIZE(torch.types.ptr());
   bool is_known = false;
   for (Py_ssize_t k = 0; k < types; ++k) is_known = is_known || is_type(k);
-  return is_known && (exchange != nullptr ? view_by_table(object, view) : view_by_names(object, view)) &&
-         !is_true(call_method(object, is_neg));
+  if (!is_known) return false;
+  const auto look = exchange != nullptr ? &view_by_table : &view_by_names;
+  return look(object, view) && !is_true(call_method(object, is_neg));
 }
 
 bool needs_gradient(nb::handle tensor) {
