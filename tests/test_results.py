@@ -17,7 +17,7 @@ from xncaps.cli.main import main
 from xncaps.errors import InputError
 from xncaps.experiments import Experiment, read_accuracy
 from xncaps.experiments.latency import Latency, append_latencies, read_latencies
-from xncaps.experiments.plots import digest_of, draw_all
+from xncaps.experiments.plots import digest_of, draw_all, drawn
 from xncaps.experiments.rows import append_row
 from xncaps.experiments.tables import fill_in, table_of, tables_of
 from xncaps.paper import paper_tables
@@ -126,6 +126,40 @@ def test_pictures_in_the_document_are_those_of_the_rows(name: str) -> None:
     assert digest_of(ROWS, read_latencies(ROOT / "results")) in picture
 
 
+def test_every_head_in_the_pictures_was_timed() -> None:
+    latencies = read_latencies(ROOT / "results")
+    assert {(*row.key[:2], 1) for row in drawn(ROWS)} <= latencies.keys()
+
+
+def test_pictures_are_of_experiments_with_several_heads() -> None:
+    rows = spread_rows(fc=[0.9], dr=[0.8])
+    alone = [replace(row, experiment="record") for row in spread_rows(xnidr=[0.9])]
+    assert drawn([*rows, *alone]) == rows
+
+
+def test_a_changed_head_is_compared_with_the_head_as_it_is() -> None:
+    rows = [*spread_rows(dr=[0.9]), *spread_rows(**{"dr-bias": [0.95], "xnidr-bias": [0.8]})]
+    table = table_of(rows, "mine")
+    at = table.columns.index("against the head as it is")
+    assert [line[at] for line in table.rows] == ["", "+5.00", ""]
+
+
+def test_several_threads_have_minutes_by_the_clock() -> None:
+    table = table_of([a_row(threads=2, minutes=30.0, cpu_minutes=55.0)], "mine")
+    line = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (line["minutes"], line["by the clock, 2 threads"]) == ("55.0", "30.0")
+
+
+def test_pairs_are_compared_by_the_paper_s_metric_too() -> None:
+    rows = [
+        a_row(experiment="multimnist", variant=head, accuracy=0.8, per_digit=0.9, top2=top2)
+        for head, top2 in (("fc", 0.9), ("xnidr", 0.95))
+    ]
+    table = table_of(rows, "claims")
+    assert table.columns == ("difference", "claimed", "multimnist", "multimnist, top-2")
+    assert {line[0]: line[2:] for line in table.rows}["XnIDR - FC"] == ("+0.00", "+5.00")
+
+
 def spread_rows(**by_variant: list[float]) -> list[Any]:
     return [
         a_row(variant=variant, seed=seed, accuracy=value, config=Config(head="dr", seed=seed))
@@ -193,7 +227,7 @@ def test_panels_of_the_main_experiments_come_first() -> None:
     rows = [
         replace(row, experiment=name)
         for name in ("sample", "cifar10", "mnist")
-        for row in spread_rows(dr=[0.9, 0.91])
+        for row in spread_rows(fc=[0.8], dr=[0.9, 0.91])
     ]
     picture = draw_all(rows, {})["parameters.svg"].decode()
     places = [picture.index(f">{title}</text>") for title in ("MNIST", "CIFAR-10", "sample")]

@@ -175,10 +175,11 @@ def described(rows: Sequence[Row]) -> str:
         for name, value in vars(config.augment).items()
         if value
     ]
+    rest = f"; {', '.join(more)}" if more else ""
     return (
         f"{images}{size}, {model}, {epochs} in batches of {config.batch_size}, "
         f"{config.optimizer}, {config.schedule} up to {rates}; augmented by "
-        f"{', '.join(moved) or 'nothing'}{''.join(f', {each}' for each in more)}"
+        f"{', '.join(moved) or 'nothing'}{rest}"
     )
 
 
