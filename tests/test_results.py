@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -430,3 +432,11 @@ def test_heads_are_timed_in_turns(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert read_latencies(tmp_path / "none") == {}
     assert main(["bench", "heads", "--results", str(tmp_path / "none")]) == 1
     assert "holds no rows of experiments" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_row_that_readers_train_again_comes_out_again() -> None:
+    """As ``make reproduce-quick``; on another kind of machine whatever comes out is taken."""
+    command = [sys.executable, "recipes/sample.py", "--only", "xnidr", "--seeds", "0", "--again"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
