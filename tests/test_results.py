@@ -3,9 +3,9 @@
 import json
 import math
 import re
+import runpy
 import subprocess
 import sys
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
