@@ -345,6 +345,10 @@ def test_each_kind_of_machine_shows_its_newest_run(tmp_path: Path) -> None:
     assert lines[0] == "|  | floor | goal | a | b |"
     assert lines[2].endswith("| 8.0x | 12.0x | **7.0x** | 8.0x |")
     assert lines[-1] == "a: c, 2026-01-03; b: c, 2026-01-02"
+    # A later run of other groups only does not take its place.
+    known = {**dict.fromkeys(FACTS, "x"), "date": "2026-01-04", "kernel": "a", "cpu": "c"}
+    append_csv(path, known, [Row("calls", "1x1", "XnODR", 1, "packed", 1.0, 1.0)])
+    assert goal_markdown(read_newest(path)).splitlines() == lines
 
 
 def test_goals_find_their_rows() -> None:
