@@ -129,7 +129,7 @@ bool view_tensor(nb::handle object, View& view) {
 
 bool needs_gradient(nb::handle tensor) {
   static const nb::handle requires_grad = name("requires_grad");
-  return is_true(attribute(tensor, requires_grad)) && is_true(call(torch.is_grad_enabled));
+  return is_true(call(torch.is_grad_enabled)) && is_true(attribute(tensor, requires_grad));
 }
 
 nb::object contiguous(nb::handle tensor) {

@@ -121,11 +121,11 @@ def op_inputs(layer, x):
     return tensors, others
 
 
-def run_op(layer, x, keep=True):
+def run_op(layer, x):
     """v, sums and couplings of the forward op."""
     tensors, others = op_inputs(layer, x)
     tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
-    return torch.ops.xncaps.capsules(*tensors, *others, keep)
+    return torch.ops.xncaps.capsules_recorded(*tensors, *others)
 
 
 def named_parameters(layer):

@@ -1,6 +1,7 @@
 """The native forward pass of the capsule layers, and which kernel runs."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -263,9 +264,9 @@ def test_inputs_may_lie_in_memory_as_they_like_and_stay_as_they_are(kernel):
         scattered.append(wide[..., 1])
         assert not scattered[-1].is_contiguous()
     with kernels.use(kernel):
-        expected = torch.ops.xncaps.capsules(*tensors, *others, True)
+        expected = torch.ops.xncaps.capsules_recorded(*tensors, *others)
         before = [tensor.clone() for tensor in scattered]
-        got = torch.ops.xncaps.capsules(*scattered, *others, True)
+        got = torch.ops.xncaps.capsules_recorded(*scattered, *others)
     for left, right in zip(got, expected, strict=True):
         assert torch.equal(left, right)
     for left, right in zip(scattered, before, strict=True):
@@ -275,13 +276,21 @@ def test_inputs_may_lie_in_memory_as_they_like_and_stay_as_they_are(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nothing_is_kept_unless_asked_for(kernel):
+def test_recording_changes_nothing_of_the_output(kernel):
     layer = make("sign", "sign", 9, 8, 5, 4)
     x = capsules(layer, 3)
+    tensors, others = op_inputs(layer, x)
     with kernels.use(kernel):
-        v, sums, couplings = run_op(layer, x, keep=False)
-        assert torch.equal(v, run_op(layer, x, keep=True)[0])
-    assert sums.numel() == couplings.numel() == 0
+        assert torch.equal(torch.ops.xncaps.capsules(*tensors, *others[:3]), run_op(layer, x)[0])
+
+
+def test_the_op_that_records_nothing_says_so_where_a_gradient_is_asked_for():
+    layer = make("sign", None, 9, 8, 5, 4)
+    tensors, others = op_inputs(layer, capsules(layer, 3))
+    v = torch.ops.xncaps.capsules(*tensors, *others[:3])
+    text = "capsules: the op must be capsules_recorded where a gradient is needed; got capsules."
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        v.sum().backward()
 
 
 def test_a_change_of_the_weights_is_seen_by_the_next_call():

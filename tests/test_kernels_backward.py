@@ -234,7 +234,9 @@ def test_the_ops_are_as_their_schemas_say(kind, options):
     x = capsules(layer, 2)
     tensors, others = op_inputs(layer, x)
     tensors = [t if t is None else t.detach().clone().requires_grad_() for t in tensors]
-    torch.library.opcheck(torch.ops.xncaps.capsules.default, (*tensors, *others, True))
+    torch.library.opcheck(torch.ops.xncaps.capsules_recorded.default, (*tensors, *others))
+    plain = [None if tensor is None else tensor.detach() for tensor in tensors]
+    torch.library.opcheck(torch.ops.xncaps.capsules.default, (*plain, *others[:3]))
     backward = backward_arguments(layer, x)
     torch.library.opcheck(torch.ops.xncaps.capsules_backward.default, backward)
 
@@ -340,8 +342,8 @@ def test_autocast_gives_what_it_gives_in_pytorch(kind):
 
 
 FORWARD = ("x", "weight", "scale", "bias", "agreement_scale", "iterations", "projection")
-FORWARD += ("agreement", "detach_scale", "detach_routing", "keep")
-BACKWARD = ("grad_v", *FORWARD[:5], "sums", "couplings", *FORWARD[5:-1])
+FORWARD += ("agreement", "detach_scale", "detach_routing")
+BACKWARD = ("grad_v", *FORWARD[:5], "sums", "couplings", *FORWARD[5:])
 
 BAD = {
     "x of rank 2": {"x": torch.ones(2, 4)},
@@ -386,16 +388,18 @@ def good():
     layer = make("sign", "sign", *BASE, scale="learned", routing_bias=True)
     x = capsules(layer, 2)
     tensors, others = op_inputs(layer, x)
-    forward = (*(tensor.detach() for tensor in tensors), *others, True)
+    forward = (*(tensor.detach() for tensor in tensors), *others)
     backward = backward_arguments(layer, x)
     return dict(zip(FORWARD, forward, strict=True)), dict(zip(BACKWARD, backward, strict=True))
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_the_forward_op_refuses_what_does_not_fit(good, bad):
-    torch.ops.xncaps.capsules(*good[0].values())
+    torch.ops.xncaps.capsules_recorded(*good[0].values())
     with pytest.raises(REFUSALS):
-        torch.ops.xncaps.capsules(*(good[0] | bad).values())
+        torch.ops.xncaps.capsules_recorded(*(good[0] | bad).values())
+    with pytest.raises(REFUSALS):
+        torch.ops.xncaps.capsules(*list((good[0] | bad).values())[:8])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def measure(plan: Plan, rates: Rates | None, tell: Tell) -> Iterator[Row]:
     comparison = Comparison("calls", "1x1", "XnODR", 1, "torch.add")
     layer, x = XnODR(1, 1, 1, 1).eval(), torch.randn(1, 1, 1)
     packed, weight = pack(layer), layer.weight.detach()
-    options = (layer.routing.iterations, CODES["sign"], CODES[None], True, False, False)
+    options = (layer.routing.iterations, CODES["sign"], CODES[None])
     comparison.add("torch.add", lambda: torch.add(x, x), torch.inference_mode)
     comparison.add("packed", lambda: packed(x), torch.inference_mode)
     if kernels.native() is None:

@@ -1,7 +1,8 @@
-"""The capsule layer as an op: projection and routing in one, forward and backward.
+"""The capsule layer as ops: projection and routing in one, forward and backward.
 
-The op checks its arguments and calls the native module with raw pointers. ``torch.compile`` and
-``torch.export`` see ``torch.ops.xncaps.capsules``.
+An op checks its arguments and calls the native module with raw pointers. ``torch.compile`` and
+``torch.export`` see ``torch.ops.xncaps.capsules``, and where a gradient is needed
+``torch.ops.xncaps.capsules_recorded``, which returns what the backward pass needs as well.
 """
 
 from typing import Any
@@ -28,8 +29,12 @@ from xncaps.routing import DotAgreement, DynamicRouting, XnorAgreement
 
 library.define(  # type: ignore[no-untyped-call]
     "capsules(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? agreement_scale, "
-    "int iterations, int projection, int agreement, bool detach_scale, bool detach_routing, "
-    "bool keep) -> (Tensor, Tensor, Tensor)"
+    "int iterations, int projection, int agreement) -> Tensor"
+)
+library.define(  # type: ignore[no-untyped-call]
+    "capsules_recorded(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, "
+    "Tensor? agreement_scale, int iterations, int projection, int agreement, bool detach_scale, "
+    "bool detach_routing) -> (Tensor, Tensor, Tensor)"
 )
 library.define(  # type: ignore[no-untyped-call]
     "capsules_backward(Tensor grad_v, Tensor x, Tensor weight, Tensor? scale, Tensor? bias, "
@@ -69,14 +74,12 @@ def capsules(
     tensors = x, weight, scale, bias, agreement_scale
     codes = iterations, CODES[projection], CODES[agreement]
     v: Tensor
-    if torch.compiler.is_compiling():
-        run: Any = torch.ops.xncaps.capsules
-    elif keep:
-        run = _Recorded.apply
-    else:
-        v, _, _ = _run(*tensors, *codes, keep)
+    is_compiling = torch.compiler.is_compiling()
+    if not keep:
+        v = (torch.ops.xncaps.capsules if is_compiling else _capsules)(*tensors, *codes)
         return v
-    v, _, kept = run(*tensors, *codes, detach_scale, detach_routing, keep)
+    run: Any = torch.ops.xncaps.capsules_recorded if is_compiling else _Recorded.apply
+    v, _, kept = run(*tensors, *codes, detach_scale, detach_routing)
     if not return_couplings:
         return v
     caps_in, caps_out = weight.shape[:2]
@@ -136,13 +139,14 @@ def _run(
     projection: int,
     agreement: int,
     keep: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> list[Tensor]:
     """v and, if they are to be kept, the sums that squash got and the couplings."""
     batch, caps_in, dim_in, caps_out, dim_out = _check_capsules(
         "capsules", x, weight, scale, bias, agreement_scale, iterations, projection, agreement
     )
     v = x.new_empty(batch, caps_out, dim_out)
-    sums, couplings = _empty_kept(x, weight, iterations) if keep else (None, None)
+    kept = _empty_kept(x, weight, iterations) if keep else []
+    sums_at, couplings_at = (tensor.data_ptr() for tensor in kept) if keep else (0, 0)
     x, weight = x.contiguous(), weight.contiguous()
     scale, bias, agreement_scale = plain(scale), plain(bias), plain(agreement_scale)
     native().capsules_forward(
@@ -160,18 +164,18 @@ def _run(
         pointer(bias),
         pointer(agreement_scale),
         v.data_ptr(),
-        pointer(sums),
-        pointer(couplings),
+        sums_at,
+        couplings_at,
         torch.get_num_threads(),
     )
-    return v, sums, couplings
+    return [v, *kept]
 
 
-def _empty_kept(x: Tensor, weight: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+def _empty_kept(x: Tensor, weight: Tensor, iterations: int) -> list[Tensor]:
     """The sums that squash got, and the couplings of all iterations but the first."""
     batch, (caps_in, caps_out, _, dim_out) = x.shape[0], weight.shape
     sums = x.new_empty(batch, iterations, caps_out, dim_out)
-    return sums, x.new_empty(batch, iterations - 1, caps_out, padded(caps_in))
+    return [sums, x.new_empty(batch, iterations - 1, caps_out, padded(caps_in))]
 
 
 def _capsules(
@@ -183,31 +187,38 @@ def _capsules(
     iterations: int,
     projection: int,
     agreement: int,
-    detach_scale: bool,
-    detach_routing: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    v, sums, couplings = _run(
-        x, weight, scale, bias, agreement_scale, iterations, projection, agreement, keep
-    )
-    if sums is None or couplings is None:
-        return v, v.new_empty(0), v.new_empty(0)
-    return v, sums, couplings
+) -> Tensor:
+    tensors = x, weight, scale, bias, agreement_scale
+    return _run(*tensors, iterations, projection, agreement, keep=False)[0]
 
 
-def _fake_capsules(
+def _capsules_recorded(
     x: Tensor,
     weight: Tensor,
     scale: Tensor | None,
     bias: Tensor | None,
     agreement_scale: Tensor | None,
     iterations: int,
-    *options: Any,
+    projection: int,
+    agreement: int,
+    detach_scale: bool,
+    detach_routing: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check_one_device("capsules", x, weight, scale, bias, agreement_scale)
-    keep = options[-1]
-    v = x.new_empty(x.shape[0], weight.shape[1], weight.shape[3])
-    return v, *(_empty_kept(x, weight, iterations) if keep else (v.new_empty(0), v.new_empty(0)))
+    tensors = x, weight, scale, bias, agreement_scale
+    v, sums, couplings = _run(*tensors, iterations, projection, agreement, keep=True)
+    return v, sums, couplings
+
+
+def _fake_capsules(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
+    check_one_device("capsules", x, weight, *others[:3])
+    return x.new_empty(x.shape[0], weight.shape[1], weight.shape[3])
+
+
+def _fake_capsules_recorded(
+    x: Tensor, weight: Tensor, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums, couplings = _empty_kept(x, weight, others[3])
+    return _fake_capsules(x, weight, *others), sums, couplings
 
 
 def _capsules_backward(
@@ -301,16 +312,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(sums)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:5], sums, couplings)
-    ctx.options = inputs[5:10]
-    ctx.keep = inputs[10]
+    ctx.options = inputs[5:]
 
 
 def _backward(
     ctx: Any, grad_v: Tensor | None, _: Any, grad_couplings: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    if not ctx.keep:
-        hint = "Pass keep=True where gradients are needed."
-        raise InputError(message("capsules", "keep", "be true for a backward pass", False, hint))
     *inputs, sums, couplings = ctx.saved_tensors
     if grad_v is None:
         batch, _, caps_out, dim_out = sums.shape
@@ -324,7 +331,7 @@ def _backward(
             grad_v, *inputs, sums, couplings, *ctx.options, grad_couplings
         )
         grads = [None if x is None else grad for x, grad in zip(inputs, made, strict=True)]
-    return (*grads, None, None, None, None, None, None)
+    return (*grads, None, None, None, None, None)
 
 
 class _Recorded(torch.autograd.Function):
@@ -332,7 +339,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        output = _capsules(*inputs)
+        output = _capsules_recorded(*inputs)
         _setup_context(ctx, inputs, output)
         return output
 
@@ -395,10 +402,19 @@ def _reference(
     return both
 
 
-library.impl("capsules", _capsules, "CPU")  # type: ignore[no-untyped-call]
-library.impl("capsules_backward", _capsules_backward, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("xncaps::capsules", _fake_capsules, lib=library)
-torch.library.register_fake("xncaps::capsules_backward", _fake_capsules_backward, lib=library)
+def _no_backward(ctx: Any, grad: Tensor) -> None:
+    requirement = "be capsules_recorded where a gradient is needed"
+    raise InputError(message("capsules", "the op", requirement, "capsules"))
+
+
+for name, function, fake in (
+    ("capsules", _capsules, _fake_capsules),
+    ("capsules_recorded", _capsules_recorded, _fake_capsules_recorded),
+    ("capsules_backward", _capsules_backward, _fake_capsules_backward),
+):
+    library.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"xncaps::{name}", fake, lib=library)
+torch.library.register_autograd("xncaps::capsules", _no_backward, lib=library)
 torch.library.register_autograd(
-    "xncaps::capsules", _backward, setup_context=_setup_context, lib=library
+    "xncaps::capsules_recorded", _backward, setup_context=_setup_context, lib=library
 )
