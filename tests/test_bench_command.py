@@ -181,6 +181,8 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Example: xncaps bench --quick" in out
     for word in ("input", "train", "--json", "--only", "--out", "--no-save", "--seconds"):
         assert word in out
+    *first, last = suite.GROUPS
+    assert f"A group: {', '.join(first)} or {last}." in " ".join(out.split())
 
 
 def test_plans_name_what_there_is() -> None:

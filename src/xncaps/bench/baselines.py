@@ -3,8 +3,9 @@
 Every function here computes what :class:`CapsFC`, :class:`XnODR` or :class:`XnIDR` computes, from
 the same weights ``(caps_in, caps_out, dim_in, dim_out)``, by plain PyTorch, with gradients:
 
-- :func:`tiled`: the literal port of the usual TensorFlow code. Inputs are repeated for every output
-  capsule, weights for every sample, output capsules for every input capsule, all in memory.
+- :func:`tiled`: the literal port of the usual TensorFlow code, in the five dimensions of the paper.
+  Inputs are repeated for every output capsule, weights for every sample, output capsules for every
+  input capsule, all in memory.
 - :func:`broadcast`: the same without copies; multiply-and-sum leaves the product in memory.
 - :class:`Bmm`: one batched matrix product of weights that are laid out (and binarized) beforehand.
 
@@ -41,6 +42,8 @@ FC_STACKS: dict[str, tuple[int, tuple[int, ...]]] = {
 def tiled(x: Tensor, weight: Tensor, layer: str, iterations: int = ITERATIONS) -> Tensor:
     """The literal 5-D tiled port: everything is repeated until a plain matrix product does.
 
+    Inputs, weights and predictions have the shapes that section 3 of the paper gives them.
+
     Args:
         x: input capsules.
         weight: of the layer.
@@ -52,25 +55,25 @@ def tiled(x: Tensor, weight: Tensor, layer: str, iterations: int = ITERATIONS) -
         ``(batch, caps_out, dim_out)``.
     """
     batch, caps_in, caps_out, dim_out = _sizes("tiled", x, weight, layer)
-    x_tiled = x[:, :, None, :, None].repeat(1, 1, caps_out, 1, 1)  # (b, i, j, d, 1)
-    w_tiled = weight.transpose(2, 3)[None].repeat(batch, 1, 1, 1, 1)  # (b, i, j, e, d)
+    x_tiled = x[:, :, None, None, :].repeat(1, 1, caps_out, 1, 1)  # (b, i, j, 1, d)
+    w_tiled = weight[None].repeat(batch, 1, 1, 1, 1)  # (b, i, j, d, e)
     if layer == "XnODR":
-        u = torch.matmul(sign(w_tiled), sign(x_tiled))
-        u = u * mean_scale(x_tiled, 3) * mean_scale(w_tiled, 4)
+        u = torch.matmul(sign(x_tiled), sign(w_tiled))
+        u = u * mean_scale(x_tiled, 4) * mean_scale(w_tiled, 3)
     else:
-        u = torch.matmul(w_tiled, x_tiled)  # (b, i, j, e, 1)
+        u = torch.matmul(x_tiled, w_tiled)  # (b, i, j, 1, e)
     logits = x.new_zeros(batch, caps_in, caps_out, 1, 1)
     for iteration in range(1, iterations + 1):
-        coupling = torch.softmax(logits, 2).repeat(1, 1, 1, dim_out, 1)
-        v = squash((coupling * u).sum(1, keepdim=True), 3)  # (b, 1, j, e, 1)
+        coupling = torch.softmax(logits, 2).repeat(1, 1, 1, 1, dim_out)
+        v = squash((coupling * u).sum(1, keepdim=True))  # (b, 1, j, 1, e)
         if iteration < iterations:
             v_tiled = v.repeat(1, caps_in, 1, 1, 1)
             if layer == "XnIDR":
-                dots = torch.matmul(sign(u).transpose(3, 4), sign(v_tiled))
-                logits = logits + dots * mean_scale(u, 3) * mean_scale(v_tiled, 3)
+                dots = torch.matmul(sign(u), sign(v_tiled).transpose(3, 4))
+                logits = logits + dots * mean_scale(u, 4) * mean_scale(v_tiled, 4)
             else:
-                logits = logits + torch.matmul(u.transpose(3, 4), v_tiled)
-    return v[:, 0, :, :, 0]
+                logits = logits + torch.matmul(u, v_tiled.transpose(3, 4))
+    return v[:, 0, :, 0]
 
 
 def tiled_bytes(batch: int, caps_in: int, caps_out: int, dim_in: int, dim_out: int) -> int:

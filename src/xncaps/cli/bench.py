@@ -36,7 +36,9 @@ def bench_kernels(
     quick: Annotated[bool, typer.Option("--quick", help="A part of it, in a minute.")] = False,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A group: inference, training, xnor, primary or network. Repeatable."),
+        typer.Option(
+            help="A group: inference, training, xnor, primary, network or calls. Repeatable."
+        ),
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="How long each comparison is timed.", min=0.0)
