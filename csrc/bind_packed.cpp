@@ -1,4 +1,4 @@
-// The classes behind packed layers. `run` gives the output for a tensor, or None where the layer must
+// What is behind packed layers: a function that squashes, and classes. `run` gives the output for a tensor, or None where the layer must
 // find another way: the tensor is not one of plain floats, or the layer is not as it was. Calling an
 // object does the same for a layer without hooks.
 #include "bind.h"
@@ -25,6 +25,20 @@ struct Input {
   const float* numbers() const { return floats(view.data); }
 };
 
+// Whether x is a tensor of so many dimensions, not empty, of which nothing but its numbers is wanted.
+bool view_plain(nb::handle x, int dims, Input& input) {
+  if (!view_tensor(x, input.view) || input.view.dims != dims || input.view.sizes[0] == 0 ||
+      needs_gradient(x) || !is_plain_call()) {
+    return false;
+  }
+  input.tensor = nb::borrow(x);
+  if (!input.view.is_contiguous) {
+    input.tensor = contiguous(x);
+    input.view.data = address_of(input.tensor);
+  }
+  return true;
+}
+
 class Packed {
  public:
   // Dictionaries of hooks: while all are empty, calling the layer does nothing but run this.
@@ -45,16 +59,7 @@ class Packed {
  protected:
   // Whether x can be taken, if it has so many dimensions.
   bool serves(nb::handle x, int dims, Input& input) const {
-    if (!enabled || !view_tensor(x, input.view) || input.view.dims != dims ||
-        input.view.sizes[0] == 0 || needs_gradient(x) || !is_plain_call() || !is_current()) {
-      return false;
-    }
-    input.tensor = nb::borrow(x);
-    if (!input.view.is_contiguous) {
-      input.tensor = contiguous(x);
-      input.view.data = address_of(input.tensor);
-    }
-    return true;
+    return enabled && is_current() && view_plain(x, dims, input);
   }
 
   bool has_no_hooks() const {
@@ -164,6 +169,17 @@ class PackedConv : public Packed {
   ConvCall base_;
 };
 
+// Rows of numbers cut into squashed capsules, (rows, caps * dim) -> (rows, caps, dim).
+nb::object squash(nb::handle given, int64_t caps, int64_t dim) {
+  Input x;
+  if (!enabled || !view_plain(given, 2, x) || x.view.sizes[1] != caps * dim) return nb::none();
+  const int64_t rows = x.view.sizes[0];
+  const nb::object v = new_empty(x.tensor, {rows, caps, dim});
+  const SquashCall call{x.numbers(), rows * caps, dim, writable(address_of(v)), threads_for(rows)};
+  without_lock([&] { selected->squash(call); });
+  return v;
+}
+
 template <class Object>
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -184,6 +200,7 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>
 }  // namespace
 
 void bind_packed(nb::module_& m) {
+  m.def("squash", &squash, nb::arg().none(), nb::arg(), nb::arg());
   nb::class_<PackedCapsules>(m, "PackedCapsules", nb::type_slots(slots<PackedCapsules>))
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address,
                     Address, Address, bool, bool, Address, Address>())

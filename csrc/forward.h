@@ -184,7 +184,7 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     finish_sums(sizes, work.totals, factor, weights.bias, sums);
     const bool last = t + 1 == sizes.iterations;
     float* v = last ? v_out : work.v;
-    squash(sizes, sums, v);
+    squash(sizes.caps_out, sizes.dim_out, sums, v);
     if (last) break;
     for (int64_t row = 0; row < sizes.rows; ++row) {
       work.v_sum[row] = t == 0 ? v[row] : work.v_sum[row] + v[row];

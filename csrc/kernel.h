@@ -94,6 +94,14 @@ struct ConvCall {
   int threads;
 };
 
+// v = s * norm(s) / (1 + norm(s)^2), vector by vector.
+struct SquashCall {
+  const float* s;  // (count, dim)
+  int64_t count, dim;
+  float* v;  // like s
+  int threads;
+};
+
 // Where weights go that are laid out for the calls above: those that are not wanted are null.
 struct PackedWeights {
   float* floats;
@@ -107,6 +115,7 @@ struct Kernel {
   void (*backward)(const Layer&, const Weights&, const BackwardCall&);
   void (*linear)(const LinearCall&);
   void (*conv)(const ConvCall&);
+  void (*squash)(const SquashCall&);
   // weight (caps_in, caps_out, dim_in, dim_out), learned scale (caps_in, caps_out, dim_out) or null
   void (*pack_capsules)(const Layer&, const float* weight, const float* scale, PackedWeights);
   // weight (outputs, inputs); bits laned by outputs

@@ -9,8 +9,8 @@ namespace xncaps {
 
 const Kernel* portable_kernel() {
   static const Kernel kernel{
-      "portable",        portable::forward,       portable::backward,    portable::linear,
-      portable::conv,    portable::pack_capsules, portable::pack_linear, portable::pack_conv,
+      "portable",         portable::forward,       portable::backward,    portable::linear,   portable::conv,
+      portable::squash, portable::pack_capsules, portable::pack_linear, portable::pack_conv,
   };
   return &kernel;
 }

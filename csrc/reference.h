@@ -198,6 +198,12 @@ inline void squash(const float* s, int64_t count, float* v) {
   for (int64_t e = 0; e < count; ++e) v[e] = s[e] * (norm / (1 + norm * norm));
 }
 
+inline void squash_all(const SquashCall& call) {
+  for (int64_t k = 0; k < call.count; ++k) {
+    squash(call.s + k * call.dim, call.dim, call.v + k * call.dim);
+  }
+}
+
 // The couplings of one input capsule: softmax over caps_out. Less the highest logit, so that no
 // exponential overflows.
 inline void softmax(const float* logits, int64_t count, float* coupling) {

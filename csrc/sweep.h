@@ -241,11 +241,19 @@ inline float squash_factor(const float* s, int64_t dim, float* norm_out = nullpt
   return norm / (1.0f + square);
 }
 
-inline void squash(const Sizes& sizes, const float* s, float* v) {
-  for (int64_t j = 0; j < sizes.caps_out; ++j, s += sizes.dim_out, v += sizes.dim_out) {
-    const float factor = squash_factor(s, sizes.dim_out);
-    for (int64_t e = 0; e < sizes.dim_out; ++e) v[e] = s[e] * factor;
+inline void squash(int64_t count, int64_t dim, const float* s, float* v) {
+  for (int64_t k = 0; k < count; ++k, s += dim, v += dim) {
+    const float factor = squash_factor(s, dim);
+    for (int64_t e = 0; e < dim; ++e) v[e] = s[e] * factor;
   }
+}
+
+inline void squash(const SquashCall& call) {
+  const int64_t parts = call.count < call.threads ? call.count : call.threads;
+  parallel(parts, call.threads, 0, [&](int64_t part, char*) {
+    const int64_t first = call.count * part / parts, end = call.count * (part + 1) / parts;
+    squash(end - first, call.dim, call.s + first * call.dim, call.v + first * call.dim);
+  });
 }
 
 // Rows of totals, filled up to whole groups of eight for `reduce`.

@@ -163,7 +163,7 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
   // The vectors: for the dot agreement v of all iterations before t, added up.
   for (int64_t t = 0; t + 1 < sizes.iterations; ++t) {
     float* vector = out.vectors + t * sizes.rows;
-    squash(sizes, sums + t * sizes.rows, vector);
+    squash(sizes.caps_out, sizes.dim_out, sums + t * sizes.rows, vector);
     for (int64_t row = 0; !xnor && t > 0 && row < sizes.rows; ++row) {
       vector[row] += vector[row - sizes.rows];
     }

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from xncaps.deploy.fold import Affine, Folded, Norm, find_folds, find_norms, fold, is_hooked
 from xncaps.deploy.packed import Packed, PackedCapsules
+from xncaps.deploy.packed_primary import PackedPrimaryCaps
 from xncaps.deploy.packed_xnor import PackedXnorConv2d, PackedXnorLinear
 from xncaps.errors import InputError, InputTypeError, look_up, message
+from xncaps.primary import PrimaryCaps
 
 SCALE_TYPES = {"float32": torch.float32, "float16": torch.float16}
 KINDS: tuple[type[Packed], ...] = (PackedCapsules, PackedXnorLinear, PackedXnorConv2d)
@@ -22,6 +24,7 @@ def pack(model: nn.Module, *, scales: str = "float32") -> nn.Module:
     - A capsule layer with dynamic routing becomes a :class:`PackedCapsules`, an XnorLinear a
       :class:`PackedXnorLinear`, an XnorConv2d a :class:`PackedXnorConv2d`: they hold the signs of
       their weights as bits, and call the native kernels where they can.
+    - A PrimaryCaps becomes a :class:`PackedPrimaryCaps`, which takes fewer steps.
     - Batch normalisation goes into the linear layer or convolution that it follows in a Sequential,
       and becomes an :class:`Affine` map elsewhere.
     - All else is as it was. Layers with hooks, and subclasses with a ``forward`` of their own, are
@@ -56,6 +59,8 @@ def pack(model: nn.Module, *, scales: str = "float32") -> nn.Module:
         new[layer] = _pack_layer(layer, kind, dtype)
     for norm in plan.affine:
         new[norm] = Affine(norm)
+    for primary in plan.primary:
+        new[primary] = PackedPrimaryCaps(primary)
     return fold_and_replace(copy, plan, new).eval()
 
 
@@ -79,22 +84,28 @@ class Plan:
         packed: layers whose weights are packed, and as what.
         folds: norms that the layer before them takes in, and those layers.
         affine: norms that become an affine map.
+        primary: primary capsules, which keep their weights.
     """
 
     packed: dict[nn.Module, type[Packed]]
     folds: dict[Norm, nn.Linear | nn.Conv2d]
     affine: list[Norm]
+    primary: list[PrimaryCaps]
 
 
 def make_plan(model: nn.Module) -> Plan:
     """What packing does to a network; only its structure is looked at."""
     packed: dict[nn.Module, type[Packed]] = {}
+    primary: list[PrimaryCaps] = []
     for module in model.modules():
+        if isinstance(module, PrimaryCaps) and PackedPrimaryCaps.takes(module):
+            primary += [] if is_hooked(module) else [module]
         kind = next((kind for kind in KINDS if kind.takes(module)), None)
         if kind is not None and not any(is_hooked(part) for part in module.modules()):
             packed[module] = kind
     folds = find_folds(model)
-    return Plan(packed, folds, [norm for norm in find_norms(model) if norm not in folds])
+    affine = [norm for norm in find_norms(model) if norm not in folds]
+    return Plan(packed, folds, affine, primary)
 
 
 def packed_sizes(model: nn.Module) -> dict[nn.Module, tuple[int, int]]:
