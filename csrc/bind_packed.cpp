@@ -1,4 +1,4 @@
-// What is behind packed layers: a function that squashes, and classes. `run` gives the output for a tensor, or None where the layer must
+// What is behind packed layers: functions for primary capsules, and classes. `run` gives the output for a tensor, or None where the layer must
 // find another way: the tensor is not one of plain floats, or the layer is not as it was. Calling an
 // object does the same for a layer without hooks.
 #include "bind.h"
@@ -180,6 +180,30 @@ nb::object squash(nb::handle given, int64_t caps, int64_t dim) {
   return v;
 }
 
+// The capsules of one row of features: cut out of weight x + bias, and squashed.
+nb::object primary(nb::handle given, nb::handle weight, nb::handle bias, int64_t caps, int64_t dim) {
+  Input x;
+  View w, b{};
+  if (!enabled || selected->primary == nullptr || !view_plain(given, 2, x) ||
+      x.view.sizes[0] != 1) {
+    return nb::none();
+  }
+  const int64_t features = x.view.sizes[1];
+  if (!view_tensor(weight, w) || w.dims != 2 || w.sizes[0] != caps * dim ||
+      w.sizes[1] != features || !w.is_contiguous || needs_gradient(weight)) {
+    return nb::none();
+  }
+  if (!bias.is_none() && (!view_tensor(bias, b) || b.dims != 1 || b.sizes[0] != caps * dim ||
+                          !b.is_contiguous || needs_gradient(bias))) {
+    return nb::none();
+  }
+  const nb::object v = new_empty(x.tensor, {1, caps, dim});
+  const PrimaryCall call{x.numbers(), features,       caps, dim, floats(w.data),
+                         floats(b.data), writable(address_of(v))};
+  without_lock([&] { selected->primary(call); });
+  return v;
+}
+
 template <class Object>
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -201,6 +225,7 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse<Object>
 
 void bind_packed(nb::module_& m) {
   m.def("squash", &squash, nb::arg().none(), nb::arg(), nb::arg());
+  m.def("primary", &primary, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg());
   nb::class_<PackedCapsules>(m, "PackedCapsules", nb::type_slots(slots<PackedCapsules>))
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, Address,
                     Address, Address, bool, bool, Address, Address>())

@@ -102,6 +102,15 @@ struct SquashCall {
   int threads;
 };
 
+// The capsules of one sample: v = squash of weight x + bias.
+struct PrimaryCall {
+  const float* x;  // (features)
+  int64_t features, caps, dim;
+  const float* weight;  // (caps * dim, features)
+  const float* bias;    // (caps * dim), or null
+  float* v;             // (caps, dim)
+};
+
 // Where weights go that are laid out for the calls above: those that are not wanted are null.
 struct PackedWeights {
   float* floats;
@@ -116,6 +125,7 @@ struct Kernel {
   void (*linear)(const LinearCall&);
   void (*conv)(const ConvCall&);
   void (*squash)(const SquashCall&);
+  void (*primary)(const PrimaryCall&);  // or null
   // weight (caps_in, caps_out, dim_in, dim_out), learned scale (caps_in, caps_out, dim_out) or null
   void (*pack_capsules)(const Layer&, const float* weight, const float* scale, PackedWeights);
   // weight (outputs, inputs); bits laned by outputs

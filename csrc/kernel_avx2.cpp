@@ -4,13 +4,22 @@
 #include "backward.h"
 #include "conv.h"
 #include "pack.h"
+#include "primary.h"
 
 namespace xncaps {
 
 const Kernel* avx2_kernel() {
   static const Kernel kernel{
-      "avx2",         avx2::forward,       avx2::backward,    avx2::linear,   avx2::conv,
-      avx2::squash, avx2::pack_capsules, avx2::pack_linear, avx2::pack_conv,
+      "avx2",
+      avx2::forward,
+      avx2::backward,
+      avx2::linear,
+      avx2::conv,
+      avx2::squash,
+      avx2::primary,
+      avx2::pack_capsules,
+      avx2::pack_linear,
+      avx2::pack_conv,
   };
   return &kernel;
 }

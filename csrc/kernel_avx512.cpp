@@ -4,13 +4,22 @@
 #include "backward.h"
 #include "conv.h"
 #include "pack.h"
+#include "primary.h"
 
 namespace xncaps {
 
 const Kernel* avx512_kernel() {
   static const Kernel kernel{
-      "avx512",         avx512::forward,       avx512::backward,    avx512::linear,   avx512::conv,
-      avx512::squash, avx512::pack_capsules, avx512::pack_linear, avx512::pack_conv,
+      "avx512",
+      avx512::forward,
+      avx512::backward,
+      avx512::linear,
+      avx512::conv,
+      avx512::squash,
+      avx512::primary,
+      avx512::pack_capsules,
+      avx512::pack_linear,
+      avx512::pack_conv,
   };
   return &kernel;
 }

@@ -4,13 +4,22 @@
 #include "backward.h"
 #include "conv.h"
 #include "pack.h"
+#include "primary.h"
 
 namespace xncaps {
 
 const Kernel* portable_kernel() {
   static const Kernel kernel{
-      "portable",         portable::forward,       portable::backward,    portable::linear,   portable::conv,
-      portable::squash, portable::pack_capsules, portable::pack_linear, portable::pack_conv,
+      "portable",
+      portable::forward,
+      portable::backward,
+      portable::linear,
+      portable::conv,
+      portable::squash,
+      nullptr,  // primary: torch multiplies faster
+      portable::pack_capsules,
+      portable::pack_linear,
+      portable::pack_conv,
   };
   return &kernel;
 }

@@ -6,9 +6,16 @@ namespace xncaps {
 
 const Kernel* reference_kernel() {
   static const Kernel kernel{
-      "reference",       reference::forward,       reference::backward,    reference::linear,
-      reference::conv,   reference::squash_all,    reference::pack_capsules,
-      reference::pack_linear, reference::pack_conv,
+      "reference",
+      reference::forward,
+      reference::backward,
+      reference::linear,
+      reference::conv,
+      reference::squash_all,
+      reference::primary,
+      reference::pack_capsules,
+      reference::pack_linear,
+      reference::pack_conv,
   };
   return &kernel;
 }

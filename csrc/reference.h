@@ -204,6 +204,18 @@ inline void squash_all(const SquashCall& call) {
   }
 }
 
+inline void primary(const PrimaryCall& call) {
+  Floats s(call.caps * call.dim);
+  for (int64_t k = 0; k < call.caps * call.dim; ++k) {
+    double sum = call.bias == nullptr ? 0 : call.bias[k];
+    for (int64_t f = 0; f < call.features; ++f) {
+      sum += static_cast<double>(call.weight[k * call.features + f]) * call.x[f];
+    }
+    s[k] = static_cast<float>(sum);
+  }
+  squash_all({s.data(), call.caps, call.dim, call.v, 1});
+}
+
 // The couplings of one input capsule: softmax over caps_out. Less the highest logit, so that no
 // exponential overflows.
 inline void softmax(const float* logits, int64_t count, float* coupling) {

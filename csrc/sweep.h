@@ -248,14 +248,6 @@ inline void squash(int64_t count, int64_t dim, const float* s, float* v) {
   }
 }
 
-inline void squash(const SquashCall& call) {
-  const int64_t parts = call.count < call.threads ? call.count : call.threads;
-  parallel(parts, call.threads, 0, [&](int64_t part, char*) {
-    const int64_t first = call.count * part / parts, end = call.count * (part + 1) / parts;
-    squash(end - first, call.dim, call.s + first * call.dim, call.v + first * call.dim);
-  });
-}
-
 // Rows of totals, filled up to whole groups of eight for `reduce`.
 inline int64_t totals_size(const Sizes& sizes) { return (sizes.rows + 7) / 8 * 8 * kTotal; }
 

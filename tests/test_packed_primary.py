@@ -52,6 +52,54 @@ def test_any_number_of_threads(kernel, count):
     assert_close(got, xncaps.squash(s.reshape(7, 5, 8)))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("features", [1, 7, 8, 9, 16, 31, 33, 64])
+@pytest.mark.parametrize(("caps", "dim"), [(1, 1), (3, 5), (4, 8), (2, 17)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_native_projection_is_that_of_loops(kernel, features, caps, dim, bias):
+    torch.manual_seed(features)
+    layer = nn.Linear(features, caps * dim, bias=bias).requires_grad_(False)
+    x = torch.randn(1, features)
+    with kernels.use(kernel):
+        got = kernels.native().primary(x, layer.weight, layer.bias, caps, dim)
+    if kernel == "portable":
+        assert got is None
+        return
+    shift = layer.bias.tolist() if bias else [0.0] * (caps * dim)
+    rows, features_of = layer.weight.tolist(), x[0].tolist()
+    s = [oracles.dot(row, features_of) + more for row, more in zip(rows, shift, strict=True)]
+    expected = [oracles.squash(s[k * dim : (k + 1) * dim]) for k in range(caps)]
+    assert got.shape == (1, caps, dim)
+    assert_close(got[0], torch.tensor(expected))
+
+
+def test_the_native_projection_takes_nothing_else():
+    primary = kernels.native().primary
+    x, weight, bias = torch.randn(1, 4), torch.randn(6, 4), torch.randn(6)
+    assert primary(x, weight, bias, 3, 2) is not None
+    others = [
+        (torch.randn(2, 4), weight, bias),
+        (torch.randn(1, 5), weight, bias),
+        (torch.randn(4), weight, bias),
+        (x.double(), weight, bias),
+        (x, weight.double(), bias),
+        (x, weight.t().contiguous().t(), bias),
+        (x, weight[:5], bias),
+        (x, weight, bias[:5]),
+        (x, weight, bias.double()),
+        (x, weight, torch.randn(12)[::2]),
+        (x, weight.clone().requires_grad_(), bias),
+        (x, weight, bias.clone().requires_grad_()),
+        (x.clone().requires_grad_(), weight, bias),
+        (None, weight, bias),
+        (x, None, bias),
+    ]
+    for other in others:
+        assert primary(*other, 3, 2) is None
+    with kernels.disabled():
+        assert primary(x, weight, bias, 3, 2) is None
+
+
 @pytest.mark.parametrize("project", [True, False])
 @pytest.mark.parametrize("maps", [(), (1, 1), (2, 3)])
 @pytest.mark.parametrize("batch", [1, 4])
@@ -110,5 +158,23 @@ def test_a_hook_on_the_projection_is_called():
     seen = []
     layer.projection.register_forward_hook(lambda *_: seen.append(1))
     assert type(xncaps.pack(nn.Sequential(layer))[0]) is PackedPrimaryCaps
-    xncaps.pack(layer)(torch.randn(1, 12))
+    packed = xncaps.pack(layer)
+    packed(torch.randn(1, 12))
     assert seen == [1]
+
+
+def test_a_projection_that_is_changed_later_is_seen():
+    packed = xncaps.pack(capsules(5, 8))
+    x = torch.randn(1, 12)
+    before = packed(x)
+    packed.projection.weight.mul_(-1)
+    packed.projection.bias.mul_(-1)
+    assert_close(packed(x), -before)
+    packed.projection.forward = lambda features: torch.zeros(len(features), 40)
+    assert torch.equal(packed(x), torch.zeros(1, 5, 8))
+    del packed.projection.forward
+    packed.projection = nn.Sequential(nn.Linear(12, 40))
+    packed.projection.weight = packed.projection[0].weight  # what the layer looks at
+    assert_close(packed(x), xncaps.squash(packed.projection[0](x).view(1, 5, 8)))
+    packed.double()
+    assert packed(x.double()).dtype == torch.float64

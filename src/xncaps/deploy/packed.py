@@ -293,6 +293,18 @@ def does_as(layer: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
+def is_called_plainly(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling a module is to run the forward of this very class, and nothing else."""
+    own = vars(module)
+    return (
+        type(module) is kind
+        and "forward" not in own
+        and "_compiled_call_impl" not in own
+        and not any(own[f"_{name}"] for name in HOOKS)
+        and not any(vars(nn.modules.module)[f"_global_{name}"] for name in HOOKS)
+    )
+
+
 def signs_of(weight: Tensor, binarizer: str, dim: int | tuple[int, ...]) -> Tensor:
     """The signs of a weight; if that has no numbers, the weight, lest torch load its compiler."""
     return weight if weight.is_meta else BINARIZERS[binarizer](weight, dim)
