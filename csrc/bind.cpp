@@ -229,11 +229,13 @@ NB_MODULE(_native, m) {
   m.def(
       "set_torch",
       [](nb::tuple types, nb::object float32, nb::object strided, nb::object is_grad_enabled,
-         nb::object num_threads, nb::tuple modes, nb::dict forward_ad, nb::object exchange) {
-        set_torch({types, float32, strided, is_grad_enabled, num_threads, modes, forward_ad, exchange});
+         nb::object num_threads, nb::tuple modes, nb::dict forward_ad, nb::object exchange,
+         nb::object empty_strided) {
+        set_torch({types, float32, strided, is_grad_enabled, num_threads, modes, forward_ad, exchange,
+                   empty_strided});
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-      nb::arg().none());
+      nb::arg().none(), nb::arg().none());
   m.def("are_plain", &are_plain);
   m.def("capsules_forward", &capsules_forward, unlocked);
   m.def("capsules_backward", &capsules_backward, unlocked);

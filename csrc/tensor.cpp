@@ -138,17 +138,22 @@ nb::object contiguous(nb::handle tensor) {
 }
 
 nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes) {
-  static const nb::handle method = name("new_empty");
-  constexpr size_t kMost = 4;
-  nb::object numbers[kMost];
-  PyObject* arguments[kMost + 1] = {like.ptr()};
-  size_t count = 0;
-  for (int64_t size : sizes) {
-    numbers[count] = checked(nb::steal(PyLong_FromLongLong(size)));
-    arguments[count + 1] = numbers[count].ptr();
-    ++count;
+  const auto count = static_cast<Py_ssize_t>(sizes.size());
+  const nb::object shape = checked(nb::steal(PyTuple_New(count)));
+  Py_ssize_t k = 0;
+  for (int64_t size : sizes) PyTuple_SET_ITEM(shape.ptr(), k++, PyLong_FromLongLong(size));
+  if (torch.empty_strided.is_none()) {
+    static const nb::handle method = name("new_empty");
+    PyObject* arguments[] = {like.ptr(), shape.ptr()};
+    return checked(nb::steal(PyObject_VectorcallMethod(method.ptr(), arguments, 2, nullptr)));
   }
-  return checked(nb::steal(PyObject_VectorcallMethod(method.ptr(), arguments, count + 1, nullptr)));
+  const nb::object strides = checked(nb::steal(PyTuple_New(count)));
+  int64_t stride = 1;
+  for (const int64_t* size = sizes.end(); k > 0; stride *= *--size) {
+    PyTuple_SET_ITEM(strides.ptr(), --k, PyLong_FromLongLong(stride));
+  }
+  PyObject* arguments[] = {shape.ptr(), strides.ptr(), torch.float32.ptr()};
+  return checked(nb::steal(PyObject_Vectorcall(torch.empty_strided.ptr(), arguments, 3, nullptr)));
 }
 
 uintptr_t address_of(nb::handle tensor) {

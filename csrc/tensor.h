@@ -20,6 +20,7 @@ struct Torch {
   nb::tuple modes;            // functions; one that returns a true value wants to see every operation
   nb::dict forward_ad;        // variables of torch.autograd.forward_ad
   nb::object exchange;        // the capsule of DLPack functions, or None where torch has none yet
+  nb::object empty_strided;   // makes a tensor in the memory of this machine without the dispatcher, or None
 };
 void set_torch(Torch torch);
 
@@ -43,6 +44,7 @@ bool view_tensor(nb::handle object, View& view);
 bool needs_gradient(nb::handle tensor);
 
 nb::object contiguous(nb::handle tensor);
+// A new tensor beside one that can be viewed, its numbers not set.
 nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes);
 uintptr_t address_of(nb::handle tensor);
 int num_threads();

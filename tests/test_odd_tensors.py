@@ -17,15 +17,16 @@ LAYERS = {
 CASES = [(name, packed) for name in LAYERS for packed in (False, True)]
 
 
-@pytest.fixture(params=["table", "attributes"], autouse=True)
-def _exchange(request):
-    """Tensors are looked at through torch's table of functions, or as with a torch without it."""
-    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if request.param == "table" and table is None:
-        pytest.skip("this torch has no such table yet")
-    selection.tell_of_torch(native(), table if request.param == "table" else None)
+@pytest.fixture(params=["quick", "slow"], autouse=True)
+def _quick(request):
+    """Tensors are looked at and made by torch's quick ways, or as with a torch without them."""
+    if request.param == "quick" and None in selection.QUICK:
+        pytest.skip("this torch does not have them")
+    selection.tell_of_torch(
+        native(), *(selection.QUICK if request.param == "quick" else (None, None))
+    )
     yield
-    selection.tell_of_torch(native(), table)
+    selection.tell_of_torch(native(), *selection.QUICK)
 
 
 def case(name, packed):
@@ -54,6 +55,23 @@ def test_zeros_without_memory(name, packed, gradients):
     assert zeros.data_ptr() == 0
     with torch.set_grad_enabled(gradients):
         torch.testing.assert_close(layer(zeros), layer(torch.zeros_like(x)))
+
+
+@pytest.mark.parametrize(("name", "packed"), CASES)
+@pytest.mark.parametrize("batch", [1, 300])
+def test_outputs_are_plain_tensors(name, packed, batch):
+    layer, x = case(name, packed)
+    x = x[:1].expand(batch, *x.shape[1:])
+    with torch.no_grad():
+        y = layer(x)
+    assert y.is_contiguous()
+    assert y.dtype is torch.float32
+    assert not y.is_inference()
+    torch.testing.assert_close(y, y[:1].expand(y.shape))
+    y.requires_grad_().square().sum().backward()
+    torch.testing.assert_close(y.grad, 2 * y.detach())
+    with torch.inference_mode():
+        assert layer(x).is_inference()
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

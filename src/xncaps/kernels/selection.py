@@ -21,6 +21,11 @@ _MODES = (
     torch._C._is_tracing,
     torch._C._len_torch_dispatch_stack,
 )
+# Ways around torch's own functions, for tell_of_torch: calls of small layers are made of little else.
+QUICK = (
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None),
+)
 
 
 class _State:
@@ -44,7 +49,7 @@ class _State:
         self.has_warned = False
         if self.native is None:
             return
-        tell_of_torch(self.native, getattr(Tensor, "__dlpack_c_exchange_api__", None))
+        tell_of_torch(self.native, *QUICK)
         wanted = os.environ.get(VARIABLE)
         if wanted and not self.native.select(wanted):
             self.problem = _unknown(VARIABLE, wanted, self.native)
@@ -55,13 +60,15 @@ class _State:
             self.native.enable(on)
 
 
-def tell_of_torch(module: ModuleType, exchange: object) -> None:
+def tell_of_torch(module: ModuleType, exchange: object, empty_strided: object) -> None:
     """Tell the extension module where torch keeps what it asks for.
 
     Args:
         module: the extension module.
         exchange: the capsule through which tensors are looked at in no time; None where torch has
             none yet (before 2.10), and they are asked for their attributes.
+        empty_strided: what makes a tensor without the dispatcher, in two thirds of the time; None
+            where torch has it elsewhere, and tensors are asked for new ones.
     """
     module.set_torch(
         (Tensor, nn.Parameter),
@@ -72,6 +79,7 @@ def tell_of_torch(module: ModuleType, exchange: object) -> None:
         _MODES,
         vars(forward_ad),
         exchange,
+        empty_strided,
     )
 
 
