@@ -20,7 +20,7 @@ struct Workspace {
   uint8_t* v_positive;  // (rows)
   float* couplings;    // (caps_out + 1, 32)
   float* x_scale;      // (samples, blocks, 32)
-  uint8_t* x_bits;     // (bytes, 32)
+  uint8_t* x_bits;     // (blocks, bytes, 32)
   float* x_lanes;      // (samples, dim_in, 32)
   float* u;            // (samples, blocks, rows, 32)
 
@@ -38,7 +38,7 @@ struct Workspace {
     v_positive = parts.take<uint8_t>(sizes.rows);
     couplings = parts.take<float>(logits_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
-    x_bits = parts.take<uint8_t>(sizes.bytes * kBlock);
+    x_bits = parts.take<uint8_t>(sizes.blocks * sizes.bytes * kBlock);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
     u = parts.take<float>(samples * sizes.u_size);
   }
@@ -51,24 +51,38 @@ inline bool is_folded(const Layer& layer, const Weights& weights) {
          !weights.learned;
 }
 
+// The signs of the input capsules of a sample, and the means of their absolute numbers in the units of
+// dot products; of a learned scale, these units alone.
+inline void describe_input(const Layer& layer, const Sizes& sizes, bool learned, const float* x,
+                           Workspace& work) {
+  for (int64_t block = 0; block < sizes.blocks; ++block) {
+    const int64_t first = block * kBlock, width = width_at(first, sizes.caps_in);
+    const float* capsules = x + first * sizes.dim_in;
+    uint8_t* bits = work.x_bits + first * sizes.bytes;
+    Vec means[kVecs];
+    if (sizes.dim_in == 8 && width == kBlock && layer.projection != Binarizer::midrange) {
+      describe_eights(capsules, bits, means);
+    } else {
+      gather(capsules, sizes.dim_in, width, work.x_lanes);
+      pack_signs(layer.projection, work.x_lanes, sizes.dim_in, bits);
+      mean_abs(work.x_lanes, sizes.dim_in, means);
+    }
+#pragma GCC unroll 16
+    for (int q = 0; q < kVecs; ++q) {
+      store(work.x_scale + first + q * kLanes, (learned ? set(1.0f) : means[q]) * set(kByteUnit));
+    }
+  }
+}
+
 // Predictions of one sample from signs; their sums over the lanes go to `totals`.
 template <bool OneByte, bool Folded, class Scale>
 inline void project_sample(const Layer& layer, const Sizes& sizes, const WeightBlocks& blocks,
                            bool learned, const float* x, Workspace& work, float* u) {
+  describe_input(layer, sizes, learned, x, work);
   for (int64_t block = 0; block < sizes.blocks; ++block) {
-    const int64_t first = block * kBlock, width = width_at(first, sizes.caps_in);
-    gather(x + first * sizes.dim_in, sizes.dim_in, width, work.x_lanes);
-    pack_signs(layer.projection, work.x_lanes, sizes.dim_in, work.x_bits);
-    Vec x_scale[kVecs];
-#pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) x_scale[q] = set(1.0f);
-    if (!learned) mean_abs(work.x_lanes, sizes.dim_in, x_scale);
-#pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) {
-      x_scale[q] = x_scale[q] * set(kByteUnit);
-      store(work.x_scale + first + q * kLanes, x_scale[q]);
-    }
-    project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits, x_scale, block == 0,
+    const int64_t first = block * kBlock;
+    project_signs<OneByte, Folded, Scale>(sizes, blocks.at(block), work.x_bits + first * sizes.bytes,
+                                          work.x_scale + first, block == 0,
                                           u + block * sizes.u_block, work.totals);
   }
 }

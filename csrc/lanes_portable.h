@@ -100,10 +100,14 @@ inline void add_to_total(float* total, bool first, Vec a) {
   store(total, first ? a : a + load(total));
 }
 
-// sums[k] = sum of the k-th of 8 totals.
+// sums[k] = sum of the k-th of 8 totals, or of its absolute numbers.
+template <bool Absolute = false>
 inline void reduce(const float* totals, float* sums) {
   for (int k = 0; k < 8; ++k) {
-    const float* v = totals + 8 * k;
+    float v[8];
+    for (int e = 0; e < 8; ++e) {
+      v[e] = Absolute ? std::fabs(totals[8 * k + e]) : totals[8 * k + e];
+    }
     sums[k] = ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
   }
 }

@@ -50,7 +50,7 @@ inline void dot_signs(const InputSigns& x, const uint8_t* row, Vec* dots) {
 // x_scale * dot * scale are added to `totals`, or put there for the first block.
 template <bool OneByte, bool Folded, class Scale>
 inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const uint8_t* x_bits,
-                          const Vec* x_scale, bool first, float* u, float* totals) {
+                          const float* x_scale, bool first, float* u, float* totals) {
   const uint8_t* bits = weights.bits;
   const Scale* scale = static_cast<const Scale*>(weights.scale);
   // Copies: what is stored could change what pointers and references show.
@@ -59,7 +59,7 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
                         set_bytes(static_cast<int>(8 * bytes - sizes.dim_in))};
   Vec factors[kVecs];
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) factors[q] = x_scale[q];
+  for (int q = 0; q < kVecs; ++q) factors[q] = load(x_scale + q * kLanes);
   for (int64_t row = 0; row < rows; ++row) {
     Vec dots[kVecs];
     dot_signs<OneByte>(x, bits, dots);

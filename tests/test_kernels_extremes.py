@@ -1,9 +1,11 @@
 """Where all signs differ, or none: counts at their largest must not run over, in any kernel."""
 
+import math
+
 import pytest
 import torch
 
-from kernel_cases import KERNELS
+from kernel_cases import KERNELS, assert_close, make, reference
 from xncaps import XnIDR, XnODR, XnorConv2d, XnorLinear, kernels
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -67,3 +69,22 @@ def test_agreements_count_to_their_size(kernel, dim):
     # Logits are 1 where a prediction has the sign of v, -1 where it has not; v is positive.
     wanted = torch.tensor([[1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]).softmax(-1)
     torch.testing.assert_close(couplings[0], wanted)
+
+
+# Capsules of eight numbers are read in a way of their own, 32 at once; the last five are not.
+@each_kernel
+@pytest.mark.parametrize("binarizer", ["sign", "midrange", "approxsign"])
+@pytest.mark.parametrize("scale", ["mean", "learned"])
+@pytest.mark.parametrize("least", [-1.0, 0.0, -0.0, -1e-40, -math.inf, math.nan])
+def test_all_signs_of_eight_numbers(kernel, binarizer, scale, least):
+    torch.manual_seed(0)
+    positive = torch.arange(261)[:, None] >> torch.arange(8) & 1
+    x = torch.where(positive == 1, torch.rand(2, 261, 8) + 0.1, torch.tensor(least))
+    layer = make(binarizer, None, 261, 8, 3, 2, scale=scale)
+    with torch.no_grad(), kernels.use(kernel):
+        assert_close(layer(x), reference(layer, x))
+    for i in (1, 33, 165, 259):  # alone, lest others hide it
+        alone = torch.zeros_like(x)
+        alone[:, i] = x[:, i]
+        with torch.no_grad(), kernels.use(kernel):
+            assert_close(layer(alone), reference(layer, alone))
