@@ -164,4 +164,48 @@ inline void describe_eights(const float* x, uint8_t* bits, Vec* means) {
   for (int q = 0; q < kVecs; ++q) means[q] = load(sums + q * kLanes) / set(8.0f);
 }
 
+// Signed bytes hold the dot products of so many bytes of signs.
+constexpr int64_t kBytesAtOnce = 15;
+
+// dots += floats of bytes, or = for the first.
+inline void add_floats(Bytes bytes, bool first, Vec* dots) {
+  Vec part[kVecs];
+  floats_of_bytes(bytes, part);
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) dots[q] = first ? part[q] : dots[q] + part[q];
+}
+
+// The signs of a block of vectors; their first byte is held in a register. The bits that fill up the
+// last byte are the same in all signs.
+struct LaneSigns {
+  const uint8_t* bits;
+  int64_t bytes;
+  Bytes first, filling;
+
+  LaneSigns(const uint8_t* bits, int64_t bytes, int64_t dim)
+      : bits(bits),
+        bytes(bytes),
+        first(load_bytes(bits)),
+        filling(set_bytes(static_cast<int>(8 * bytes - dim))) {}
+};
+
+// Dot products of the signs of a block with others, of which other(k) is byte k for all lanes; as floats
+// in units of kByteUnit.
+template <bool OneByte, class Other>
+inline void dot_signs(const LaneSigns& x, const Other& other, Vec* dots) {
+  Bytes dot = dot_of_bits(x.first, other(0));
+  if (OneByte) return floats_of_bytes(sub_bytes(dot, x.filling), dots);
+  for (int64_t k = 1, added = 1; k < x.bytes; ++k, ++added) {
+    const Bytes next = dot_of_bits(load_bytes(x.bits + k * kBlock), other(k));
+    if (added < kBytesAtOnce) {
+      dot = add_bytes(dot, next);
+      continue;
+    }
+    add_floats(dot, k == kBytesAtOnce, dots);
+    dot = next;
+    added = 0;
+  }
+  add_floats(sub_bytes(dot, x.filling), x.bytes <= kBytesAtOnce, dots);
+}
+
 }  // namespace xncaps::XNCAPS_ISA

@@ -12,12 +12,11 @@ struct Workspace {
   float* totals;       // (rows, kTotal): sums of a sweep, lane by lane
   float* logits;       // (blocks, caps_out, 32) of the xnor agreement
   float* means;        // (blocks, caps_out, 32): of the predictions
-  Signs* signs;        // (blocks, rows)
+  uint8_t* bits;       // (blocks, caps_out, bytes of dim_out, 32): and their signs
   float* sums;         // (rows)
   float* v;            // (rows)
   float* v_sum;        // (rows): v of all iterations so far
-  float* v_means;      // (caps_out)
-  uint8_t* v_positive;  // (rows)
+  DescribedOutputs outputs;
   float* couplings;    // (caps_out + 1, 32)
   float* x_scale;      // (samples, blocks, 32)
   uint8_t* x_bits;     // (blocks, bytes, 32)
@@ -30,17 +29,23 @@ struct Workspace {
     totals = parts.take<float>(totals_size(sizes));
     logits = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
     means = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
-    signs = parts.take<Signs>(xnor ? sizes.blocks * sizes.rows : 0);
+    bits = parts.take<uint8_t>(xnor ? sizes.blocks * lanes * bytes_for(sizes.dim_out) : 0);
     sums = parts.take<float>(sizes.rows);
     v = parts.take<float>(sizes.rows);
     v_sum = parts.take<float>(sizes.rows);
-    v_means = parts.take<float>(sizes.caps_out);
-    v_positive = parts.take<uint8_t>(sizes.rows);
+    outputs.means = parts.take<float>(sizes.caps_out);
+    outputs.bits = parts.take<uint8_t>(sizes.caps_out * bytes_for(sizes.dim_out));
     couplings = parts.take<float>(logits_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
     x_bits = parts.take<uint8_t>(sizes.blocks * sizes.bytes * kBlock);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
     u = parts.take<float>(samples * sizes.u_size);
+  }
+
+  // What is known of a block of predictions.
+  Described described(const Sizes& sizes, int64_t block) const {
+    const int64_t at = block * sizes.caps_out * kBlock;
+    return {means + at, bits + at * bytes_for(sizes.dim_out)};
   }
 };
 
@@ -128,12 +133,12 @@ inline void project(const Layer& layer, const Sizes& sizes, const Weights& weigh
 }
 
 // Adds the xnor agreement of a block with v to its logits.
-inline void agree_by_signs(const Sizes& sizes, const Described& u, const uint8_t* v_positive,
-                           const float* v_means, const float* learned, float* logits) {
+inline void agree_by_signs(const Sizes& sizes, const Described& u, const DescribedOutputs& v,
+                           const float* learned, float* logits) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
     Vec dots[kVecs];
-    dot_described(sizes, u.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
-    const Vec scale = set(learned == nullptr ? v_means[j] : learned[j]);
+    dot_described(sizes, u, v, j, dots);
+    const Vec scale = set(learned == nullptr ? v.means[j] : learned[j]);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const int64_t at = j * kBlock + q * kLanes;
@@ -168,10 +173,12 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
   if (described) std::memset(work.logits, 0, sizes.blocks * lanes * sizeof(float));
   for (int64_t block = 0; block < sizes.blocks; ++block) {
     const float* at = u + block * sizes.u_block;
-    if (layer.projection == Binarizer::none) add_rows(sizes, at, block == 0, work.totals);
+    const bool has_totals = layer.projection != Binarizer::none;
     if (described) {
-      describe(sizes, layer.agreement, at,
-               {work.means + block * lanes, work.signs + block * sizes.rows});
+      const auto run = has_totals ? &describe<false> : &describe<true>;
+      run(sizes, layer.agreement, at, work.described(sizes, block), block == 0, work.totals);
+    } else if (!has_totals) {
+      add_rows(sizes, at, block == 0, work.totals);
     }
   }
   for (int64_t t = 0; t < sizes.iterations; ++t) {
@@ -183,8 +190,8 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     if (t > 0 && xnor) {
       for (int64_t block = 0; block < sizes.blocks; ++block) {
         float* logits = work.logits + block * lanes;
-        agree_by_signs(sizes, {work.means + block * lanes, work.signs + block * sizes.rows},
-                       work.v_positive, work.v_means, weights.agreement_scale, logits);
+        agree_by_signs(sizes, work.described(sizes, block), work.outputs, weights.agreement_scale,
+                       logits);
         copy_logits(sizes, logits, work.couplings);
         couple(block, work.couplings);
         add_block(sizes, u + block * sizes.u_block, work.couplings, block == 0, work.totals);
@@ -203,11 +210,7 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     for (int64_t row = 0; row < sizes.rows; ++row) {
       work.v_sum[row] = t == 0 ? v[row] : work.v_sum[row] + v[row];
     }
-    for (int64_t j = 0; xnor && j < sizes.caps_out; ++j) {
-      const int64_t at = j * sizes.dim_out;
-      work.v_means[j] = describe_output(layer.agreement, v + at, sizes.dim_out,
-                                        work.v_positive + at);
-    }
+    if (xnor) describe_outputs(sizes, layer.agreement, v, work.outputs);
   }
 }
 

@@ -179,16 +179,11 @@ inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   for (int q = 0; q < 4; ++q) m[q] = _mm256_castps_si256(greater(a[q], thresholds[q]));
   return _mm256_packs_epi16(_mm256_packs_epi32(m[0], m[1]), _mm256_packs_epi32(m[2], m[3]));
 }
-// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+// Bytes that were added up by signs, as bytes of lanes in order.
 inline Bytes in_order(Bytes a) { return from_halves(a); }
-inline void floats_in_order(Bytes a, Vec* out) { floats_of_halves(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return _mm256_add_epi8(a, _mm256_and_si256(positive, value));
-}
-// Adds one to the bytes of the lanes whose sign is not `sign`.
-inline Bytes count_where_not(Bytes a, Signs signs, bool sign) {
-  return _mm256_sub_epi8(a, _mm256_xor_si256(signs, _mm256_set1_epi8(sign ? -1 : 0)));
 }
 
 }  // namespace xncaps::avx2

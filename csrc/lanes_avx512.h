@@ -117,17 +117,11 @@ inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   const uint32_t low = greater(a[0], thresholds[0]), high = greater(a[1], thresholds[1]);
   return low | high << 16;
 }
-// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+// Bytes that were added up by signs, as bytes of lanes in order.
 inline Bytes in_order(Bytes a) { return a; }
-inline void floats_in_order(Bytes a, Vec* out) { floats_of_bytes(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return _mm256_mask_add_epi8(a, positive, a, value);
-}
-// Adds one to the bytes of the lanes whose sign is not `sign`.
-inline Bytes count_where_not(Bytes a, Signs signs, bool sign) {
-  const uint32_t all = sign ? ~uint32_t{0} : 0;
-  return _mm256_mask_add_epi8(a, signs ^ all, a, _mm256_set1_epi8(1));
 }
 
 }  // namespace xncaps::avx512

@@ -207,17 +207,11 @@ inline Signs signs_of(const Vec* a, const Vec* thresholds) {
   }
   return out;
 }
-// Bytes that were added up by signs, as bytes of lanes in order, or as floats in units of kByteUnit.
+// Bytes that were added up by signs, as bytes of lanes in order.
 inline Bytes in_order(Bytes a) { return a; }
-inline void floats_in_order(Bytes a, Vec* out) { floats_of_bytes(a, out); }
 // Adds `value` to the bytes of the lanes whose sign is +1.
 inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return each_byte([&](int k) { return a.lane[k] + (positive.lane[k] & value.lane[k]); });
-}
-// Adds one to the bytes of the lanes whose sign is not `sign`.
-inline Bytes count_where_not(Bytes a, Signs signs, bool sign) {
-  const uint8_t all = sign ? 255 : 0;
-  return each_byte([&](int k) { return a.lane[k] - (signs.lane[k] ^ all); });
 }
 
 // Moves 8 rows of 8 floats to 8 columns.

@@ -8,43 +8,6 @@ namespace xncaps::XNCAPS_ISA {
 inline Vec load_scale(const float* p) { return load(p); }
 inline Vec load_scale(const uint16_t* p) { return load_half(p); }
 
-// Signed bytes hold the dot products of so many bytes of signs.
-constexpr int64_t kBytesAtOnce = 15;
-
-// dots += floats of bytes, or = for the first.
-inline void add_floats(Bytes bytes, bool first, Vec* dots) {
-  Vec part[kVecs];
-  floats_of_bytes(bytes, part);
-#pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) dots[q] = first ? part[q] : dots[q] + part[q];
-}
-
-// The signs of a block of inputs; their first byte is held in a register. The bits that fill up the
-// last byte are the same in inputs and weights.
-struct InputSigns {
-  const uint8_t* bits;
-  int64_t bytes;
-  Bytes first, filling;
-};
-
-// Dot products of the signs of a block with one row of weights, as floats in units of kByteUnit.
-template <bool OneByte>
-inline void dot_signs(const InputSigns& x, const uint8_t* row, Vec* dots) {
-  Bytes dot = dot_of_bits(x.first, load_bytes(row));
-  if (OneByte) return floats_of_bytes(sub_bytes(dot, x.filling), dots);
-  for (int64_t k = 1, added = 1; k < x.bytes; ++k, ++added) {
-    const Bytes next = dot_of_bits(load_bytes(x.bits + k * kBlock), load_bytes(row + k * kBlock));
-    if (added < kBytesAtOnce) {
-      dot = add_bytes(dot, next);
-      continue;
-    }
-    add_floats(dot, k == kBytesAtOnce, dots);
-    dot = next;
-    added = 0;
-  }
-  add_floats(sub_bytes(dot, x.filling), x.bytes <= kBytesAtOnce, dots);
-}
-
 // Predictions of a block from signs: u = (dot * x_scale) * scale, row by row, with x_scale in the
 // units of the dot products. Folded leaves x_scale to whoever reads u. The sums over the lanes of
 // x_scale * dot * scale are added to `totals`, or put there for the first block.
@@ -55,14 +18,13 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
   const Scale* scale = static_cast<const Scale*>(weights.scale);
   // Copies: what is stored could change what pointers and references show.
   const int64_t rows = sizes.rows, bytes = OneByte ? 1 : sizes.bytes;
-  const InputSigns x = {x_bits, bytes, load_bytes(x_bits),
-                        set_bytes(static_cast<int>(8 * bytes - sizes.dim_in))};
+  const LaneSigns x(x_bits, bytes, sizes.dim_in);
   Vec factors[kVecs];
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) factors[q] = load(x_scale + q * kLanes);
   for (int64_t row = 0; row < rows; ++row) {
     Vec dots[kVecs];
-    dot_signs<OneByte>(x, bits, dots);
+    dot_signs<OneByte>(x, [&](int64_t k) { return load_bytes(bits + k * kBlock); }, dots);
     Vec total = set(0.0f);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {

@@ -147,67 +147,82 @@ inline void spread(const Sizes& sizes, const float* from, int64_t block, float* 
 // What the xnor agreement needs to know of the predictions of a block.
 struct Described {
   float* means;   // (caps_out, 32): mean of the absolute numbers
-  Signs* signs;   // (caps_out, dim_out)
+  uint8_t* bits;  // (caps_out, bytes of dim_out, 32): signs
 };
 
-inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, Described out) {
+// Describes a block. With Totals, adds its rows to totals as add_rows does.
+template <bool Totals>
+inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, const Described& out,
+                     bool first, float* totals) {
+  const int64_t dim_out = sizes.dim_out;
+  uint8_t* bits = out.bits;
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
     Vec sums[kVecs], thresholds[kVecs];
-    thresholds_of(binarizer, u, sizes.dim_out, thresholds);
+    thresholds_of(binarizer, u, dim_out, thresholds);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) sums[q] = set(0.0f);
-    for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock) {
-      Vec a[kVecs];
+    for (int64_t begin = 0; begin < dim_out; begin += 8, bits += kBlock) {
+      const int64_t end = begin + 8 < dim_out ? begin + 8 : dim_out;
+      Bytes byte = set_bytes(0), bit = set_bytes(1);
+      for (int64_t e = begin; e < end; ++e, u += kBlock, bit = add_bytes(bit, bit)) {
+        Vec a[kVecs], total = set(0.0f);
 #pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) {
-        a[q] = load(u + q * kLanes);
-        sums[q] = sums[q] + abs(a[q]);
+        for (int q = 0; q < kVecs; ++q) {
+          a[q] = load(u + q * kLanes);
+          sums[q] = sums[q] + abs(a[q]);
+          total = q == 0 ? a[q] : total + a[q];
+        }
+        byte = add_where(byte, signs_of(a, thresholds), bit);
+        if (Totals) add_to_total(totals, first, total), totals += kTotal;
       }
-      out.signs[j * sizes.dim_out + e] = signs_of(a, thresholds);
+      store_bytes(bits, in_order(byte));
     }
-    const Vec count = set(static_cast<float>(sizes.dim_out));
+    const Vec count = set(static_cast<float>(dim_out));
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(out.means + j * kBlock + q * kLanes, sums[q] / count);
   }
 }
 
-// Dot products of the signs of the predictions for one output capsule with the signs of v.
-inline void dot_described(const Sizes& sizes, const Signs* signs, const uint8_t* v_positive,
-                          Vec* dots) {
-  constexpr int64_t kAtOnce = 120;  // signed bytes hold the dot products of so many
-  for (int64_t first = 0; first < sizes.dim_out; first += kAtOnce) {
-    const int64_t left = sizes.dim_out - first, count = left < kAtOnce ? left : kAtOnce;
-    Bytes different = set_bytes(0);
-    for (int64_t e = first; e < first + count; ++e) {
-      different = count_where_not(different, signs[e], v_positive[e] != 0);
+// What the xnor agreement needs to know of the output capsules.
+struct DescribedOutputs {
+  float* means;   // (caps_out)
+  uint8_t* bits;  // (caps_out, bytes of dim_out)
+};
+
+inline bool is_positive(const uint8_t* bits, int64_t k) { return bits[k / 8] >> k % 8 & 1; }
+
+inline void describe_outputs(const Sizes& sizes, Binarizer binarizer, const float* v,
+                             const DescribedOutputs& out) {
+  const int64_t dim = sizes.dim_out;
+  std::memset(out.bits, 0, sizes.caps_out * bytes_for(dim));
+  for (int64_t j = 0; j < sizes.caps_out; ++j, v += dim) {
+    float threshold = 0.0f, sum = 0.0f;
+    if (binarizer == Binarizer::midrange) {
+      float most = v[0], least = v[0];
+      for (int64_t e = 1; e < dim; ++e) {
+        most = most > v[e] || most != most ? most : v[e];
+        least = least < v[e] || least != least ? least : v[e];
+      }
+      threshold = (most + least) * 0.5f;
     }
-    const Bytes dot = sub_bytes(set_bytes(static_cast<int>(count)), add_bytes(different, different));
-    Vec part[kVecs];
-    floats_in_order(dot, part);
-#pragma GCC unroll 16
-    for (int q = 0; q < kVecs; ++q) {
-      part[q] = part[q] * set(kByteUnit);
-      dots[q] = first == 0 ? part[q] : dots[q] + part[q];
+    uint8_t* bits = out.bits + j * bytes_for(dim);
+    for (int64_t e = 0; e < dim; ++e) {
+      bits[e / 8] = static_cast<uint8_t>(bits[e / 8] | (v[e] > threshold) << e % 8);
+      sum += std::fabs(v[e]);
     }
+    out.means[j] = sum / static_cast<float>(dim);
   }
 }
 
-// The signs of an output capsule and the mean of its absolute numbers.
-inline float describe_output(Binarizer binarizer, const float* v, int64_t dim, uint8_t* positive) {
-  float threshold = 0.0f, sum = 0.0f;
-  if (binarizer == Binarizer::midrange) {
-    float most = v[0], least = v[0];
-    for (int64_t e = 1; e < dim; ++e) {
-      most = most > v[e] || most != most ? most : v[e];
-      least = least < v[e] || least != least ? least : v[e];
-    }
-    threshold = (most + least) * 0.5f;
-  }
-  for (int64_t e = 0; e < dim; ++e) {
-    positive[e] = v[e] > threshold;
-    sum += std::fabs(v[e]);
-  }
-  return sum / static_cast<float>(dim);
+// Dot products of the signs of the predictions for output capsule j with its own.
+inline void dot_described(const Sizes& sizes, const Described& u, const DescribedOutputs& v, int64_t j,
+                          Vec* dots) {
+  const int64_t bytes = bytes_for(sizes.dim_out);
+  const uint8_t* row = v.bits + j * bytes;
+  const LaneSigns signs(u.bits + j * bytes * kBlock, bytes, sizes.dim_out);
+  dot_signs<false>(signs, [&](int64_t k) { return set_bytes(row[k]); }, dots);
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) dots[q] = dots[q] * set(kByteUnit);
 }
 
 // Sums over the lanes of every row, times a factor, plus the bias.

@@ -94,21 +94,20 @@ inline float sign_or_zero(float x) { return static_cast<float>((x > 0.0f) - (x <
 // to the signs of v, to d_means what belongs to the means of u, and to d_scale what belongs to the
 // scale of each output capsule (the mean of v, or the learned one).
 inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* u,
-                           const Described& described, const uint8_t* v_positive,
-                           const float* v_means, bool learned, bool first, float* agreed,
-                           float* totals,
-                           float* d_means, float* d_scale) {
+                           const Described& described, const DescribedOutputs& outputs, bool learned,
+                           bool first, float* agreed, float* totals, float* d_means,
+                           float* d_scale) {
   for (int64_t j = 0; j < sizes.caps_out; ++j) {
     Vec weight[kVecs], thresholds[kVecs];
     if (learned || !layer.detach_scale) {
       Vec dots[kVecs], sum = set(0.0f);
-      dot_described(sizes, described.signs + j * sizes.dim_out, v_positive + j * sizes.dim_out, dots);
+      dot_described(sizes, described, outputs, j, dots);
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
         const int64_t at = j * kBlock + q * kLanes;
         const Vec product = dots[q] * load(agreed + at);
         sum = learned ? sum + product : fma(product, load(described.means + at), sum);
-        if (!learned) store(d_means + at, fma(product, set(v_means[j]), load(d_means + at)));
+        if (!learned) store(d_means + at, fma(product, set(outputs.means[j]), load(d_means + at)));
       }
       alignas(64) float lanes[kLanes];
       store(lanes, sum);
@@ -173,8 +172,8 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     std::memset(grad.d_agreed, 0, sizes.blocks * lanes * sizeof(float));
     std::memset(grad.d_means, 0, sizes.blocks * lanes * sizeof(float));
     for (int64_t block = 0; block < sizes.blocks; ++block) {
-      describe(sizes, layer.agreement, u + block * sizes.u_block,
-               {work.means + block * lanes, work.signs + block * sizes.rows});
+      describe<false>(sizes, layer.agreement, u + block * sizes.u_block,
+                      work.described(sizes, block), false, nullptr);
     }
   }
   std::memcpy(grad.g, grad_v, sizes.rows * sizeof(float));
@@ -183,11 +182,9 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     squash_backward(sizes, sums + t * sizes.rows, grad.g, ds);
     if (t == 0) break;
     float* v = out.vectors + (t - 1) * sizes.rows;  // xnor: v of the iteration before
-    for (int64_t j = 0; xnor && j < sizes.caps_out; ++j) {
-      const int64_t at = j * sizes.dim_out;
-      work.v_means[j] = describe_output(layer.agreement, v + at, sizes.dim_out,
-                                        work.v_positive + at);
-      grad.d_scale[j] = 0.0f;
+    if (xnor) {
+      describe_outputs(sizes, layer.agreement, v, work.outputs);
+      std::memset(grad.d_scale, 0, sizes.caps_out * sizeof(float));
     }
     const float* c = couplings + (t - 1) * kept;
     const float* grad_c = grad_couplings == nullptr ? nullptr : grad_couplings + (t - 1) * kept;
@@ -206,10 +203,8 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
       dot_block(sizes, u_block, ds, nullptr, d);
       softmax_backward(sizes, c, grad_c, block, d);
       for (int64_t k = 0; k < lanes; ++k) d[k] = agreed[k] = agreed[k] + d[k];
-      agree_backward(layer, sizes, u_block,
-                     {work.means + block * lanes, work.signs + block * sizes.rows},
-                     work.v_positive, work.v_means, learned, block == 0, d, work.totals,
-                     grad.d_means + block * lanes, grad.d_scale);
+      agree_backward(layer, sizes, u_block, work.described(sizes, block), work.outputs, learned,
+                     block == 0, d, work.totals, grad.d_means + block * lanes, grad.d_scale);
       spread(sizes, d, block, coefficients);
     }
     finish_sums(sizes, work.totals, 1.0f, nullptr, work.sums);
@@ -222,15 +217,17 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
       continue;
     }
     for (int64_t j = 0; j < sizes.caps_out; ++j) {
-      const float scale = learned ? weights.agreement_scale[j] : work.v_means[j];
+      const float scale = learned ? weights.agreement_scale[j] : work.outputs.means[j];
       const float d_mean = learned || layer.detach_scale
                                ? 0.0f
                                : grad.d_scale[j] / static_cast<float>(sizes.dim_out);
       if (learned) out.d_learned[j] += grad.d_scale[j];
-      for (int64_t row = j * sizes.dim_out; row < (j + 1) * sizes.dim_out; ++row) {
+      const uint8_t* bits = work.outputs.bits + j * bytes_for(sizes.dim_out);
+      for (int64_t e = 0; e < sizes.dim_out; ++e) {
+        const int64_t row = j * sizes.dim_out + e;
         grad.g[row] = pass_sign(layer.agreement, v[row], work.sums[row] * scale) +
                       d_mean * sign_or_zero(v[row]);
-        v[row] = work.v_positive[row] ? scale : -scale;
+        v[row] = is_positive(bits, e) ? scale : -scale;
       }
     }
   }
