@@ -212,14 +212,15 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 template <class Object>
 int clear(PyObject* self) {
-  nb::inst_ptr<Object>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<Object>(self)->clear();
   return 0;
 }
 
 // Calls an object with its one argument, faster than a function of the class would be.
 template <class Object>
 PyObject* call(PyObject* self, PyObject* arguments, PyObject* options) noexcept {
-  if (PyTuple_GET_SIZE(arguments) != 1 || options != nullptr) {
+  const bool has_options = options != nullptr && PyDict_GET_SIZE(options) != 0;
+  if (PyTuple_GET_SIZE(arguments) != 1 || has_options || !nb::inst_ready(self)) {
     PyErr_SetString(PyExc_TypeError, "a packed layer is called with one tensor");
     return nullptr;
   }
@@ -227,6 +228,8 @@ PyObject* call(PyObject* self, PyObject* arguments, PyObject* options) noexcept 
     return nb::inst_ptr<Object>(self)->call(PyTuple_GET_ITEM(arguments, 0)).release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }

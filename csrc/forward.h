@@ -25,6 +25,7 @@ struct Workspace {
 
   Workspace(const Layer& layer, const Sizes& sizes, int64_t samples, Parts& parts) {
     const bool xnor = layer.agreement != Binarizer::none;
+    const bool binary = layer.projection != Binarizer::none;
     const int64_t lanes = sizes.caps_out * kBlock;
     totals = parts.take<float>(totals_size(sizes));
     logits = parts.take<float>(xnor ? sizes.blocks * lanes : 0);
@@ -37,7 +38,7 @@ struct Workspace {
     outputs.bits = parts.take<uint8_t>(sizes.caps_out * bytes_for(sizes.dim_out));
     couplings = parts.take<float>(logits_size(sizes));
     x_scale = parts.take<float>(samples * sizes.blocks * kBlock);
-    x_bits = parts.take<uint8_t>(sizes.blocks * sizes.bytes * kBlock);
+    x_bits = parts.take<uint8_t>(binary ? sizes.blocks * sizes.bytes * kBlock : 0);
     x_lanes = parts.take<float>(samples * sizes.dim_in * kBlock);
     u = parts.take<float>(samples * sizes.u_size);
   }
@@ -70,7 +71,7 @@ inline void describe_input(const Layer& layer, const Sizes& sizes, bool learned,
     } else {
       gather(capsules, sizes.dim_in, width, work.x_lanes);
       pack_signs(layer.projection, work.x_lanes, sizes.dim_in, bits);
-      mean_abs(work.x_lanes, sizes.dim_in, means);
+      if (!learned) mean_abs(work.x_lanes, sizes.dim_in, means);
     }
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {

@@ -85,17 +85,17 @@ inline Bytes from_halves(Bytes a) {
 
 // Signed bytes as floats, in units of kByteUnit: each becomes the highest byte of a whole number.
 constexpr float kByteUnit = 1.0f / (1 << 24);
-inline void floats_of_halves(Bytes a, Vec* out) {
+inline void floats_of_bytes(Bytes a, Vec* out) {
+  const Bytes halves = to_halves(a);
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) {
     const __m128i highest =
         _mm_setr_epi8(-1, -1, -1, static_cast<char>(4 * q), -1, -1, -1,
                       static_cast<char>(4 * q + 1), -1, -1, -1, static_cast<char>(4 * q + 2), -1,
                       -1, -1, static_cast<char>(4 * q + 3));
-    out[q] = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(highest)));
+    out[q] = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(highest)));
   }
 }
-inline void floats_of_bytes(Bytes a, Vec* out) { floats_of_halves(to_halves(a), out); }
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte, in two
 // parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the

@@ -139,9 +139,12 @@ nb::object contiguous(nb::handle tensor) {
 
 nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes) {
   const auto count = static_cast<Py_ssize_t>(sizes.size());
+  const auto put = [](const nb::object& tuple, Py_ssize_t at, int64_t number) {
+    PyTuple_SET_ITEM(tuple.ptr(), at, checked(nb::steal(PyLong_FromLongLong(number))).release().ptr());
+  };
   const nb::object shape = checked(nb::steal(PyTuple_New(count)));
   Py_ssize_t k = 0;
-  for (int64_t size : sizes) PyTuple_SET_ITEM(shape.ptr(), k++, PyLong_FromLongLong(size));
+  for (int64_t size : sizes) put(shape, k++, size);
   if (torch.empty_strided.is_none()) {
     static const nb::handle method = name("new_empty");
     PyObject* arguments[] = {like.ptr(), shape.ptr()};
@@ -149,9 +152,7 @@ nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes) {
   }
   const nb::object strides = checked(nb::steal(PyTuple_New(count)));
   int64_t stride = 1;
-  for (const int64_t* size = sizes.end(); k > 0; stride *= *--size) {
-    PyTuple_SET_ITEM(strides.ptr(), --k, PyLong_FromLongLong(stride));
-  }
+  for (const int64_t* size = sizes.end(); k > 0; stride *= *--size) put(strides, --k, stride);
   PyObject* arguments[] = {shape.ptr(), strides.ptr(), torch.float32.ptr()};
   return checked(nb::steal(PyObject_Vectorcall(torch.empty_strided.ptr(), arguments, 3, nullptr)));
 }

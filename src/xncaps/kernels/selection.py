@@ -21,11 +21,24 @@ _MODES = (
     torch._C._is_tracing,
     torch._C._len_torch_dispatch_stack,
 )
-# Ways around torch's own functions, for tell_of_torch: calls of small layers are made of little else.
-QUICK = (
-    getattr(Tensor, "__dlpack_c_exchange_api__", None),
-    getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None),
-)
+
+
+def _empty_strided() -> object:
+    """What makes a tensor without the dispatcher, for compiled networks; None if not as expected.
+
+    It is no public part of torch, so it is tried.
+    """
+    make = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+    try:
+        tensor = make((3, 2), (2, 1), torch.float32)  # type: ignore[misc]
+    except (TypeError, RuntimeError):  # there is none, or it wants something else
+        return None
+    same = tensor.shape == (3, 2) and tensor.is_contiguous() and tensor.dtype is torch.float32
+    return make if same and tensor.is_cpu else None
+
+
+# Ways around torch's own functions, for tell_of_torch: small calls consist of little else.
+QUICK = (getattr(Tensor, "__dlpack_c_exchange_api__", None), _empty_strided())
 
 
 class _State:
@@ -67,8 +80,8 @@ def tell_of_torch(module: ModuleType, exchange: object, empty_strided: object) -
         module: the extension module.
         exchange: the capsule through which tensors are looked at in no time; None where torch has
             none yet (before 2.10), and they are asked for their attributes.
-        empty_strided: what makes a tensor without the dispatcher, in two thirds of the time; None
-            where torch has it elsewhere, and tensors are asked for new ones.
+        empty_strided: what makes a tensor in two thirds of the time; None where torch has it
+            elsewhere, and tensors are asked for new ones.
     """
     module.set_torch(
         (Tensor, nn.Parameter),
