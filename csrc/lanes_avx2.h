@@ -14,6 +14,7 @@ using Vec = __m256;
 using Mask = __m256;  // all bits of a lane
 constexpr int kLanes = 8, kVecs = kBlock / kLanes;
 constexpr int kAhead = 1024;  // weights of a projection are asked for so many floats early, or 0
+constexpr int kRowsOfOne = 3;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }

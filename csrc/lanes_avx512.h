@@ -14,7 +14,8 @@ namespace xncaps::avx512 {
 using Vec = __m512;
 using Mask = __mmask16;
 constexpr int kLanes = 16, kVecs = kBlock / kLanes;
-constexpr int kAhead = 0;   // weights of a projection are asked for so many floats early, or 0
+constexpr int kAhead = 1024;  // weights of a projection are asked for so many floats early, or 0
+constexpr int kRowsOfOne = 8;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }

@@ -12,7 +12,8 @@
 namespace xncaps::portable {
 
 constexpr int kLanes = 8, kVecs = kBlock / kLanes;
-constexpr int kAhead = 0;   // weights of a projection are asked for so many floats early, or 0
+constexpr int kAhead = 0;  // weights of a projection are asked for so many floats early, or 0
+constexpr int kRowsOfOne = 2;  // of a projection of one sample at once
 constexpr int kSums = kVecs / 2;  // vectors that registers can hold two sums of
 
 struct Vec {

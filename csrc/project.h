@@ -41,37 +41,55 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
   }
 }
 
-// Predictions of a block in floats, for several samples at once: each weight is loaded once.
-// x_lanes and u are those of the first sample; the next ones follow at the strides.
-template <int Samples, int Rows>
+// Predictions of a block in floats, for several samples, rows and vectors of lanes at once: each weight is
+// loaded once. x_lanes and u are those of the first sample; the next ones follow at the strides.
+template <int Samples, int Rows, int Vecs>
 inline void project_rows(const Sizes& sizes, const float* weights, const float* x_lanes,
                          int64_t x_stride, float* u, int64_t u_stride) {
+  static_assert(kVecs % Vecs == 0, "blocks are whole groups of vectors");
 #pragma GCC unroll 16
-  for (int q = 0; q < kVecs; ++q) {
-    Vec sum[Rows][Samples];
+  for (int lane = 0; lane < kBlock; lane += Vecs * kLanes) {
+    Vec sum[Rows][Samples][Vecs];
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-      for (int s = 0; s < Samples; ++s) sum[r][s] = set(0.0f);
+      for (int s = 0; s < Samples; ++s) {
+#pragma GCC unroll 16
+        for (int q = 0; q < Vecs; ++q) sum[r][s][q] = set(0.0f);
+      }
     }
     for (int64_t d = 0; d < sizes.dim_in; ++d) {
-      Vec x[Samples];
+      Vec x[Samples][Vecs];
 #pragma GCC unroll 16
-      for (int s = 0; s < Samples; ++s) x[s] = load(x_lanes + s * x_stride + d * kBlock + q * kLanes);
+      for (int s = 0; s < Samples; ++s) {
+#pragma GCC unroll 16
+        for (int q = 0; q < Vecs; ++q) {
+          x[s][q] = load(x_lanes + s * x_stride + d * kBlock + lane + q * kLanes);
+        }
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
-        const float* at = weights + (r * sizes.dim_in + d) * kBlock + q * kLanes;
-        // Once for each line of the cache.
-        if (kAhead > 0 && Samples > 1 && q * kLanes % 16 == 0) __builtin_prefetch(at + kAhead);
-        const Vec w = load(at);
+        const float* at = weights + (r * sizes.dim_in + d) * kBlock + lane;
 #pragma GCC unroll 16
-        for (int s = 0; s < Samples; ++s) sum[r][s] = fma(w, x[s], sum[r][s]);
+        for (int q = 0; q < Vecs; ++q) {
+          // Once for each line of the cache.
+          const float* next = at + q * kLanes + kAhead;
+          if (kAhead > 0 && (lane + q * kLanes) % 16 == 0) __builtin_prefetch(next);
+          const Vec w = load(at + q * kLanes);
+#pragma GCC unroll 16
+          for (int s = 0; s < Samples; ++s) sum[r][s][q] = fma(w, x[s][q], sum[r][s][q]);
+        }
       }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 16
-      for (int s = 0; s < Samples; ++s) store(u + s * u_stride + r * kBlock + q * kLanes, sum[r][s]);
+      for (int s = 0; s < Samples; ++s) {
+#pragma GCC unroll 16
+        for (int q = 0; q < Vecs; ++q) {
+          store(u + s * u_stride + r * kBlock + lane + q * kLanes, sum[r][s][q]);
+        }
+      }
     }
   }
 }
@@ -79,15 +97,18 @@ inline void project_rows(const Sizes& sizes, const float* weights, const float* 
 template <int Samples>
 inline void project_floats(const Sizes& sizes, const float* weights, const float* x_lanes,
                            int64_t x_stride, float* u, int64_t u_stride) {
-  constexpr int kRows = Samples == 1 ? 8 : kLanes / 4;  // as many sums as there are registers for
+  // As many sums as there are registers for; weights that serve one sample alone are read in the order
+  // in which they lie.
+  constexpr int kVecsAtOnce = Samples == 1 ? kVecs : 1;
+  constexpr int kRows = Samples == 1 ? kRowsOfOne : kLanes / 4;
   int64_t row = 0;
   for (; row + kRows <= sizes.rows; row += kRows) {
-    project_rows<Samples, kRows>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes, x_stride,
-                                 u + row * kBlock, u_stride);
+    project_rows<Samples, kRows, kVecsAtOnce>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes,
+                                              x_stride, u + row * kBlock, u_stride);
   }
   for (; row < sizes.rows; ++row) {
-    project_rows<Samples, 1>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes, x_stride,
-                             u + row * kBlock, u_stride);
+    project_rows<Samples, 1, kVecsAtOnce>(sizes, weights + row * sizes.dim_in * kBlock, x_lanes,
+                                          x_stride, u + row * kBlock, u_stride);
   }
 }
 
