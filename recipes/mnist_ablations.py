@@ -33,6 +33,12 @@ EXPERIMENT = Experiment(
     variants={
         **{head: {"head": head} for head in HEADS},
         **changed(XNORIZED, "midrange", binarizer="midrange"),
+        # Added when xnodr-midrange had fallen apart in its second epoch.
+        "xnodr-midrange-lr-0.003": {
+            "head": "xnodr",
+            "options": {"binarizer": "midrange"},
+            "lr": 3e-3,
+        },
         **changed(XNORIZED, "approxsign", binarizer="approxsign"),
         **changed(XNORIZED, "learned-scale", scale="learned"),
         **changed(HEADS, "1-iteration", iterations=1),

@@ -60,7 +60,8 @@ def test_the_rate_is_the_one_that_tuning_chose(name: str) -> None:
     chosen = min(rate for rate, values in means.items() if fmean(values) >= best - 0.001)
     for path in (ROOT / "recipes").glob(f"{name}*.py"):
         experiment = experiment_of(path)
-        assert {experiment.config(variant, 0).lr for variant in experiment.variants} == {chosen}
+        for variant in experiment.variants:  # another rate stands in the name
+            assert experiment.config(variant, 0).lr == float(variant.partition("-lr-")[2] or chosen)
 
 
 def test_own_rates_are_those_that_suit_each_head() -> None:
