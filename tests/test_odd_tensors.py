@@ -20,10 +20,9 @@ CASES = [(name, packed) for name in LAYERS for packed in (False, True)]
 @pytest.fixture(params=[(True, True), (True, False), (False, True), (False, False)], autouse=True)
 def _quick(request):
     """Tensors are looked at and made by torch's quick ways, or as with a torch that lacks them."""
-    ways = zip(selection.QUICK, request.param, strict=True)
+    ways = list(zip(selection.QUICK, request.param, strict=True))
     if any(way is None and wanted for way, wanted in ways):
         pytest.skip("this torch does not have them")
-    ways = zip(selection.QUICK, request.param, strict=True)
     selection.tell_of_torch(native(), *(way if wanted else None for way, wanted in ways))
     yield
     selection.tell_of_torch(native(), *selection.QUICK)
