@@ -159,7 +159,7 @@ inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint
 inline void describe_eights(const float* x, uint8_t* bits, Vec* means) {
   alignas(64) float sums[kBlock];
   for (int64_t k = 0; k < kBlock; k += 8) reduce<true>(x + 8 * k, sums + k);
-  for (int64_t k = 0; k < kBlock; ++k) bits[k] = positive_bits(x + 8 * k, 0.0f);
+  for (int64_t k = 0; k < kBlock; k += 4) positive_bits(x + 8 * k, 0.0f, bits + k);
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) means[q] = load(sums + q * kLanes) / set(8.0f);
 }

@@ -145,13 +145,11 @@ inline void conv(const ConvCall& call) {
   const int64_t bytes = call.kernel[0] * call.kernel[1] * image.bytes;
   const int64_t blocks = blocks_for(call.out_channels);
   struct Memory {
-    int64_t* offsets;
     uint8_t *columns, *packed, *pixels;
     Code *image, *rows;
     float *block, *means, *windows;
     Memory(const ConvCall& call, const Image& image, int64_t bytes, int64_t blocks, Parts& parts)
-        : offsets(parts.take<int64_t>(bytes)),
-          columns(parts.take<uint8_t>(blocks * bytes * kBlock)),
+        : columns(parts.take<uint8_t>(blocks * bytes * kBlock)),
           packed(parts.take<uint8_t>(image.bytes * kBlock)),
           pixels(parts.take<uint8_t>(image.bytes * kBlock)),
           image(parts.take<Code>(image.size())),
@@ -166,7 +164,6 @@ inline void conv(const ConvCall& call) {
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     const Memory work(call, image, bytes, blocks, parts);
-    for (int64_t k = 0; k < bytes; ++k) work.offsets[k] = k * kBlock;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t first = block * kBlock, width = width_at(first, call.out_channels);
       uint8_t* columns = work.columns + first * bytes;
@@ -189,8 +186,7 @@ inline void conv(const ConvCall& call) {
         for (int64_t block = 0; block < blocks; block += kTileBlocks) {
           const int64_t left = blocks - block, some = left < kTileBlocks ? left : kTileBlocks;
           count_any<kTileBlocks>(rows, static_cast<int>(some), work.rows, code_stride(bytes), bytes,
-                                 {work.columns + block * kBlock * bytes, bytes * kBlock, work.offsets},
-                                 counts);
+                                 work.columns + block * kBlock * bytes, counts);
           write_windows(call, counts, work.windows, first, rows, block * kBlock, some, y);
         }
       }

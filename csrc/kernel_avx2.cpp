@@ -2,6 +2,7 @@
 
 #define XNCAPS_ISA avx2
 #include "backward.h"
+#include "count_bytes.h"
 #include "conv.h"
 #include "pack.h"
 #include "primary.h"

@@ -2,6 +2,7 @@
 
 #define XNCAPS_ISA avx512
 #include "backward.h"
+#include "count_pairs.h"
 #include "conv.h"
 #include "pack.h"
 #include "primary.h"

@@ -2,6 +2,7 @@
 
 #define XNCAPS_ISA portable
 #include "backward.h"
+#include "count_bytes.h"
 #include "conv.h"
 #include "pack.h"
 #include "primary.h"

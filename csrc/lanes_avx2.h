@@ -101,6 +101,9 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte, in two
 // parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the
 // count. A tile of 6 rows and 2 blocks takes 12 of the 16 registers for its sums.
+struct InBytes {};
+using Counting = InBytes;
+constexpr int kGroup = 48;  // rows whose counts stay in the smallest cache
 constexpr int kTileRows = 6, kTileBlocks = 2, kRowBlocks = 4, kCodeParts = 2;
 struct Code {
   uint8_t offset[kCodeParts];  // of the tables
@@ -167,9 +170,11 @@ inline void add_to_counts(uint16_t* counts, Bytes a) {
   _mm256_storeu_si256(to + 1, _mm256_add_epi16(_mm256_loadu_si256(to + 1), high));
 }
 
-// Bit k is whether p[k] is above the threshold.
-inline uint8_t positive_bits(const float* p, float threshold) {
-  return static_cast<uint8_t>(_mm256_movemask_ps(greater(load(p), set(threshold))));
+// Four bytes: bit k is whether p[k] is above the threshold.
+inline void positive_bits(const float* p, float threshold, uint8_t* bits) {
+  for (int k = 0; k < kVecs; ++k) {
+    bits[k] = static_cast<uint8_t>(_mm256_movemask_ps(greater(load(p + k * kLanes), set(threshold))));
+  }
 }
 
 // Signs of the 32 lanes of a block: all bits of a byte, in the order of halves.

@@ -81,10 +81,14 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
   out[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
 }
 
-// The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
+// The core of the XNOR product: how many bits of each lane differ from those of a row's byte. That is for one row;
+// several are counted in pairs of bytes.
+struct InBytes {};
+struct InPairs {};
+using Counting = InPairs;
+constexpr int kGroup = 64;  // rows whose counts stay in the smallest cache
 constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
 using Code = uint8_t;
-inline Code code_of(uint8_t byte) { return byte; }
 inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
   std::memcpy(to, from, count);
 }
@@ -106,9 +110,11 @@ inline void add_to_counts(uint16_t* counts, Bytes a) {
   _mm512_storeu_si512(counts, sum);
 }
 
-// Bit k is whether p[k] is above the threshold.
-inline uint8_t positive_bits(const float* p, float threshold) {
-  return _mm256_cmp_ps_mask(_mm256_loadu_ps(p), _mm256_set1_ps(threshold), _CMP_GT_OQ);
+// Four bytes: bit k is whether p[k] is above the threshold.
+inline void positive_bits(const float* p, float threshold, uint8_t* bits) {
+  const uint32_t low = greater(load(p), set(threshold));
+  const uint32_t both = low | static_cast<uint32_t>(greater(load(p + kLanes), set(threshold))) << kLanes;
+  std::memcpy(bits, &both, sizeof(both));
 }
 
 // Signs of the 32 lanes of a block.

@@ -167,9 +167,11 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
 }
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
+struct InBytes {};
+using Counting = InBytes;
+constexpr int kGroup = 48;  // rows whose counts stay in the smallest cache
 constexpr int kTileRows = 2, kTileBlocks = 1, kRowBlocks = 1, kCodeParts = 1;
 using Code = uint8_t;
-inline Code code_of(uint8_t byte) { return byte; }
 inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
   std::memcpy(to, from, count);
 }
@@ -189,11 +191,13 @@ inline void add_to_counts(uint16_t* counts, Bytes a) {
   for (int k = 0; k < kBlock; ++k) counts[k] = static_cast<uint16_t>(counts[k] + a.lane[k]);
 }
 
-// Bit k is whether p[k] is above the threshold.
-inline uint8_t positive_bits(const float* p, float threshold) {
-  unsigned bits = 0;
-  for (int k = 0; k < 8; ++k) bits |= static_cast<unsigned>(p[k] > threshold) << k;
-  return static_cast<uint8_t>(bits);
+// Four bytes: bit k is whether p[k] is above the threshold.
+inline void positive_bits(const float* p, float threshold, uint8_t* bits) {
+  for (int byte = 0; byte < 4; ++byte, p += 8) {
+    unsigned value = 0;
+    for (int k = 0; k < 8; ++k) value |= static_cast<unsigned>(p[k] > threshold) << k;
+    bits[byte] = static_cast<uint8_t>(value);
+  }
 }
 
 // Signs of the 32 lanes of a block: 0 or 255.

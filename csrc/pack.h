@@ -53,13 +53,6 @@ inline void pack_capsules(const Layer& layer, const float* weight, const float* 
   }
 }
 
-// The signs of a row as bytes; returns the mean of the absolute numbers.
-inline float pack_row(Binarizer binarizer, const float* x, int64_t count, uint8_t* bytes) {
-  const Row row = describe_row(binarizer, x, count);
-  for (int64_t k = 0; k < count; k += 8) bytes[k / 8] = byte_at(x + k, count - k, row.threshold);
-  return row.mean;
-}
-
 inline void pack_linear(int64_t outputs, int64_t inputs, Binarizer binarizer, const float* weight,
                         PackedWeights out) {
   const int64_t bytes = bytes_for(inputs);

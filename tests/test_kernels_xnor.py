@@ -90,6 +90,33 @@ def test_dot_products_are_exact_and_padding_bits_never_leak(kernel, binarizer):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_tiles_of_all_sizes_count_exactly(kernel):
+    for out_features in (1, 31, 33, 64, 65, 96, 97, 127, 129, 257):
+        layer = exact(linear(1021, out_features, scale="learned", bias=False))
+        x = rows(layer, 131)
+        expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+        with kernels.use(kernel):
+            for count in (*range(1, 10), 47, 48, 49, 63, 64, 65, 131):
+                assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("in_features", [8 * 8184 + 7, 140_003])
+def test_long_rows_overflow_no_counter(kernel, in_features):
+    layer = exact(XnorLinear(in_features, 3, bias=False, scale="learned"))
+    layer.weight[0], layer.weight[1] = 1.0, -1.0
+    layer.weight[2] = torch.randn(in_features, generator=seeded(5)).sign()
+    x = torch.stack(
+        [-layer.weight[0], layer.weight[0], layer.weight[2], -layer.weight[2], layer.weight[1]]
+    )
+    expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+    assert expected.abs().max() == in_features
+    with kernels.use(kernel):
+        for count in (1, 5):
+            assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("binarizer", BINARIZERS)
 @pytest.mark.parametrize("scale", ["mean", "learned"])
 @pytest.mark.parametrize("bias", [True, False])
