@@ -181,7 +181,9 @@ inline void conv(const ConvCall& call) {
       for (int64_t first = 0; first < windows; first += kGroup) {
         const int64_t rows = windows - first < kGroup ? windows - first : kGroup;
         for (int64_t r = 0; r < rows; ++r) {
-          copy_window(call, image, work.image, first + r, work.rows + r * code_stride(bytes));
+          Code* codes = work.rows + r * code_stride(bytes);
+          copy_window(call, image, work.image, first + r, codes);
+          prepare(Counting(), rows, codes, bytes);
         }
         for (int64_t block = 0; block < blocks; block += kTileBlocks) {
           const int64_t left = blocks - block, some = left < kTileBlocks ? left : kTileBlocks;

@@ -87,6 +87,9 @@ inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int
   }
 }
 
+// Codes of one of so many rows, made ready for being counted.
+inline void prepare(InBytes, int64_t, Code*, int64_t) {}
+
 // counts[row][block][lane] = bits in which the rows of a group differ from columns, of which byte k of a block
 // is at columns + (block * bytes + k) * 32.
 template <int Blocks>

@@ -23,7 +23,6 @@ constexpr int kByteLanes = 2 * kBlock;
 // Pairs whose carries a byte can count, 8 for each; bytes whose bits a word can count.
 constexpr int kPairs = 255 / 8, kPairBytes = 2 * kPairs;
 constexpr int64_t kWordBytes = 65535 / 8 / kPairBytes * kPairBytes;
-static_assert(kPairBytes <= kByteLanes, "a register holds the bytes of a row");
 
 // What has been counted for one row and the columns of a register.
 struct alignas(64) Tally {
@@ -31,14 +30,7 @@ struct alignas(64) Tally {
   uint16_t even[kBlock], odd[kBlock];  // carries in even and odd lanes
 };
 
-// Of every pair of bytes the first one, and both xored; zero in place of what is not there.
-inline __m512i pairs_of(const uint8_t* bytes, int64_t count) {
-  const __mmask64 there = count < kByteLanes ? (uint64_t{1} << count) - 1 : ~uint64_t{0};
-  const __m512i words = _mm512_maskz_loadu_epi8(there, bytes);
-  return _mm512_xor_si512(words, _mm512_slli_epi16(words, 8));
-}
-
-// The same of columns, lane by lane.
+// Of every pair of bytes the first one, and both xored, lane by lane.
 template <int Registers>
 struct ColumnPairs {
   alignas(64) uint8_t first[kPairs][Registers][kByteLanes];
@@ -47,22 +39,20 @@ struct ColumnPairs {
   // Blocks lie `stride` apart. Lanes past the last block are counted like others, and thrown away.
   template <int Blocks>
   void take(const uint8_t* columns, int64_t stride, int64_t bytes) {
-    for (int64_t k = 0; k + 2 <= bytes; k += 2) {
+    for (int64_t k = 0; k < bytes; k += 2) {
+      const __mmask64 there = k + 1 < bytes ? ~uint64_t{0} : ~uint32_t{0};
 #pragma GCC unroll 16
-      for (int b = 0; b < Blocks; ++b) {
-        const uint8_t* at = columns + b * stride + k * kBlock;
-        put(k / 2, b, load_bytes(at), load_bytes(at + kBlock));
+      for (int q = 0; q < Registers; ++q) {
+        const uint8_t* at = columns + 2 * q * stride + k * kBlock;
+        const uint8_t* next = 2 * q + 1 < Blocks ? at + stride : at;
+        const __m512i a = _mm512_maskz_loadu_epi8(there, at);  // both bytes of a block
+        const __m512i b = _mm512_maskz_loadu_epi8(there, next);
+        const __m512i one = _mm512_shuffle_i64x2(a, b, 0x44);
+        const __m512i other = _mm512_shuffle_i64x2(a, b, 0xee);
+        _mm512_store_si512(first[k / 2][q], one);
+        _mm512_store_si512(both[k / 2][q], _mm512_xor_si512(one, other));
       }
     }
-    for (int b = 0; bytes % 2 != 0 && b < Blocks; ++b) {
-      put(bytes / 2, b, load_bytes(columns + b * stride + (bytes - 1) * kBlock), set_bytes(0));
-    }
-  }
-
- private:
-  void put(int64_t pair, int block, Bytes one, Bytes other) {
-    store_bytes(first[pair][block / 2] + block % 2 * kBlock, one);
-    store_bytes(both[pair][block / 2] + block % 2 * kBlock, _mm256_xor_si256(one, other));
   }
 };
 
@@ -79,10 +69,9 @@ inline void add_pair(__m512i& ones, __m512i& twos, __m512i first, __m512i both, 
   asm("vpaddb %1, %0, %0" : "+v"(twos) : "v"(_mm512_popcnt_epi8(carry)));
 }
 
-// Adds so many pairs to the tallies of a few rows, whose pairs lie a register apart. Inlined, it would have to
-// share the registers.
+// Adds so many pairs to the tallies of a few rows. Inlined, it would have to share the registers.
 template <int Rows, int Registers>
-__attribute__((noinline)) void count_tile(const uint8_t* rows, int64_t pairs,
+__attribute__((noinline)) void count_tile(const uint8_t* rows, int64_t row_stride, int64_t pairs,
                                           const ColumnPairs<Registers>& columns, Tally* tallies) {
   __m512i ones[Rows][Registers], twos[Rows][Registers];
 #pragma GCC unroll 16
@@ -102,8 +91,8 @@ __attribute__((noinline)) void count_tile(const uint8_t* rows, int64_t pairs,
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const __m512i row_first = _mm512_set1_epi8(static_cast<char>(rows[r * kByteLanes + 2 * k]));
-      const __m512i row_both = _mm512_set1_epi8(static_cast<char>(rows[r * kByteLanes + 2 * k + 1]));
+      const __m512i row_first = _mm512_set1_epi8(static_cast<char>(rows[r * row_stride + 2 * k]));
+      const __m512i row_both = _mm512_set1_epi8(static_cast<char>(rows[r * row_stride + 2 * k + 1]));
 #pragma GCC unroll 16
       for (int q = 0; q < Registers; ++q) {
         add_pair(ones[r][q], twos[r][q], first[q], both[q], row_first, row_both);
@@ -126,13 +115,13 @@ __attribute__((noinline)) void count_tile(const uint8_t* rows, int64_t pairs,
 
 // The same for any number of rows: as many as possible at once.
 template <int Registers, int Rows = kTileRows>
-inline void count_tiles(int64_t count, const uint8_t* rows, int64_t pairs,
+inline void count_tiles(int64_t count, const uint8_t* rows, int64_t row_stride, int64_t pairs,
                         const ColumnPairs<Registers>& columns, Tally* tallies) {
-  for (; count >= Rows; count -= Rows, rows += Rows * kByteLanes, tallies += Rows * Registers) {
-    count_tile<Rows, Registers>(rows, pairs, columns, tallies);
+  for (; count >= Rows; count -= Rows, rows += Rows * row_stride, tallies += Rows * Registers) {
+    count_tile<Rows, Registers>(rows, row_stride, pairs, columns, tallies);
   }
   if constexpr (Rows > 1) {
-    if (count > 0) count_tiles<Registers, Rows / 2>(count, rows, pairs, columns, tallies);
+    if (count > 0) count_tiles<Registers, Rows / 2>(count, rows, row_stride, pairs, columns, tallies);
   }
 }
 
@@ -157,6 +146,17 @@ inline void read_tally(const Tally& tally, int64_t lanes, bool first, int32_t* c
   }
 }
 
+// Codes of a row that is counted together with others: the first byte of every pair, and both xored. A last byte
+// that is alone has a zero beside it. Whole registers are written; rows lie far enough apart.
+inline void prepare(InPairs, int64_t count, Code* codes, int64_t bytes) {
+  for (int64_t k = 0; count > 1 && k < bytes; k += kByteLanes) {
+    const int64_t left = bytes - k;
+    const __mmask64 there = left < kByteLanes ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
+    const __m512i words = _mm512_maskz_loadu_epi8(there, codes + k);
+    _mm512_storeu_si512(codes + k, _mm512_xor_si512(words, _mm512_slli_epi16(words, 8)));
+  }
+}
+
 // counts[row][block][lane] as in count_bytes.h, which counts a single row.
 template <int Blocks>
 inline void count_group(InPairs, int64_t count, const uint8_t* rows, int64_t row_stride,
@@ -167,17 +167,13 @@ inline void count_group(InPairs, int64_t count, const uint8_t* rows, int64_t row
   constexpr int kRegisters = (Blocks + 1) / 2;
   Tally tallies[kGroup * kRegisters];
   ColumnPairs<kRegisters> pairs;
-  alignas(64) uint8_t row_pairs[kGroup * kByteLanes];
   for (int64_t begin = 0; begin < bytes; begin += kWordBytes) {
     const int64_t end = begin + kWordBytes < bytes ? begin + kWordBytes : bytes;
     std::memset(tallies, 0, count * kRegisters * sizeof(Tally));
     for (int64_t at = begin; at < end; at += kPairBytes) {
       const int64_t some = end - at < kPairBytes ? end - at : kPairBytes;
       pairs.template take<Blocks>(columns + at * kBlock, bytes * kBlock, some);
-      for (int64_t r = 0; r < count; ++r) {
-        _mm512_store_si512(row_pairs + r * kByteLanes, pairs_of(rows + r * row_stride + at, some));
-      }
-      count_tiles<kRegisters>(count, row_pairs, (some + 1) / 2, pairs, tallies);
+      count_tiles<kRegisters>(count, rows + at, row_stride, (some + 1) / 2, pairs, tallies);
     }
     for (int64_t r = 0; r < count; ++r) {
       for (int q = 0; q < kRegisters; ++q) {

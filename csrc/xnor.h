@@ -17,7 +17,8 @@ inline void count_any(int64_t count, int blocks, const Code* rows, int64_t row_s
   }
 }
 
-// Rows of codes lie this far apart: not a power of two, for then they would share places in the cache.
+// Rows of codes lie this far apart: more than they take, and not a power of two, for then they would share
+// places in the cache.
 inline int64_t code_stride(int64_t bytes) { return (bytes + 63) / 64 * 64 + 32; }
 
 // What the signs of a vector depend on, and the mean of its absolute numbers.
@@ -121,7 +122,9 @@ inline void linear(const LinearCall& call) {
       for (int64_t r = 0; r < rows; ++r) {
         work.means[r] = pack_row(call.binarizer, call.x + (first + r) * call.in_features,
                                  call.in_features, work.row);
-        encode_bytes(work.row, bytes, work.codes + r * code_stride(bytes));
+        Code* codes = work.codes + r * code_stride(bytes);
+        encode_bytes(work.row, bytes, codes);
+        prepare(Counting(), rows, codes, bytes);
       }
       const int64_t together = rows == 1 ? kRowBlocks : kTileBlocks;
       for (int64_t block = 0; block < blocks; block += together) {
