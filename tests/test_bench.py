@@ -349,6 +349,13 @@ def test_each_kind_of_machine_shows_its_newest_run(tmp_path: Path) -> None:
     known = {**dict.fromkeys(FACTS, "x"), "date": "2026-01-04", "kernel": "a", "cpu": "c"}
     append_csv(path, known, [Row("calls", "1x1", "XnODR", 1, "packed", 1.0, 1.0)])
     assert goal_markdown(read_newest(path)).splitlines() == lines
+    # Two processors with the same kernel.
+    known = {**known, "date": "2026-01-05", "cpu": "d"}
+    append_csv(path, known, [Row("inference", "mb", "XnODR", 1, "FC ORT", 1.0, 9.0)])
+    lines = goal_markdown(read_newest(path)).splitlines()
+    assert lines[0] == "|  | floor | goal | a (1) | a (2) | b |"
+    assert lines[2].endswith("| 8.0x | 12.0x | **7.0x** | 9.0x | 8.0x |")
+    assert lines[-1] == "a (1): c, 2026-01-03; a (2): d, 2026-01-05; b: c, 2026-01-02"
 
 
 def test_goals_find_their_rows() -> None:

@@ -129,7 +129,12 @@ def goal_table(rows: Sequence[Row]) -> str:
 
 def goal_markdown(runs: Sequence[tuple[Mapping[str, str], Sequence[Row]]]) -> str:
     """The same for the README, a column for each run; what none has measured is left out."""
-    headings = ["", "floor", "goal", *(facts["kernel"] for facts, _ in runs)]
+    kernels = [facts["kernel"] for facts, _ in runs]
+    names = [
+        kernel if kernels.count(kernel) == 1 else f"{kernel} ({kernels[: k + 1].count(kernel)})"
+        for k, kernel in enumerate(kernels)
+    ]
+    headings = ["", "floor", "goal", *names]
     lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for goal in GOALS:
         verdicts = [goal.judge(rows) for _, rows in runs]
@@ -137,7 +142,8 @@ def goal_markdown(runs: Sequence[tuple[Mapping[str, str], Sequence[Row]]]) -> st
             cells = [verdict.cells() for verdict in verdicts]
             reached = [f"**{cell[3]}**" if cell[4] is False else f"{cell[3]}" for cell in cells]
             lines.append(f"| {goal.what} | {cells[0][1]} | {cells[0][2]} | {' | '.join(reached)} |")
-    lines += ["", "; ".join(f"{f['kernel']}: {f['cpu']}, {f['date'][:10]}" for f, _ in runs)]
+    runs_of = zip(names, runs, strict=True)
+    lines += ["", "; ".join(f"{n}: {f['cpu']}, {f['date'][:10]}" for n, (f, _) in runs_of)]
     return "\n".join(lines)
 
 
