@@ -1,7 +1,7 @@
 """The record on CIFAR-10 once more, with all of its hour, and squares cut out of the images.
 
 Claim under test: that of the record on CIFAR-10, which had missed 94% by 0.08 points with 24 epochs
-in 49 of its 60 minutes, and knew 99.1% of its training images by heart. So this one has 28 epochs,
+in 49 of its 60 minutes, and knew 99.1% of its training images by heart. So this one has 26 epochs,
 and a square of 8 px is cut out of each image, as T. DeVries and G. W. Taylor proposed and as is usual
 for runs of this length; nothing else is changed, and neither was tried on held-out images. That miss
 was on the test images, so that this is a second try, and is to be read as one.
@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
         "model": "widenet",
         "attach": "features",
         "options": {"mirror": True},
-        "epochs": 28,
+        "epochs": 26,
         "batch_size": 256,
         "optimizer": "adamw",
         "weight_decay": 0.05,
