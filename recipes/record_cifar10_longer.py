@@ -2,9 +2,9 @@
 
 Claim under test: that of the record on CIFAR-10, which had missed 94% by 0.08 points with 24 epochs
 in 49 of its 60 minutes, and knew 99.1% of its training images by heart. So this one has 26 epochs,
-and a square of 8 px is cut out of each image, as T. DeVries and G. W. Taylor proposed and as is usual
-for runs of this length; nothing else is changed, and neither was tried on held-out images. That miss
-was on the test images, so that this is a second try, and is to be read as one.
+and a square of 8 px is cut out of each image, as T. DeVries and G. W. Taylor proposed and as is
+usual for runs of this length; nothing else is changed, and neither was tried on held-out images.
+That miss was on the test images, so that this is a second try, and is to be read as one.
 """
 
 from xncaps.cli.experiment import run
