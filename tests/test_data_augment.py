@@ -257,6 +257,8 @@ NUMBER = "be a number from 0 to"
         ("scale", [0.1], f"{NUMBER} 0.99", "[0.1]"),
         ("flip", 1, "be true or false", "1"),
         ("flip", "yes", "be true or false", "'yes'"),
+        ("alternate", 1, "be true or false", "1"),
+        ("alternate", True, "go with flip", "flip false"),
         ("crop", 1.0, WHOLE, "1.0"),
         ("crop", -1, WHOLE, "-1"),
         ("crop", 2**31, WHOLE, "2147483648"),
@@ -273,6 +275,7 @@ def test_values_that_are_refused(name, value, requirement, got):
 
 PIXELS = Preprocess((0.4, 0.5), (0.2, 0.3))
 EVERYTHING = Augment(shift=2, rotate=20, scale=0.2, flip=True, crop=2, cutout=3, bend=1)
+ALTERNATE = Augment(flip=True, crop=1, alternate=True)
 
 
 def numbered(count):
@@ -299,8 +302,31 @@ def test_an_image_is_moved_otherwise_in_each_epoch():
     assert len({batches(step)[0].numpy().tobytes() for step in range(5)}) == 5
 
 
+@pytest.mark.parametrize("moves", [{}, {"crop": 1}, {"rotate": 1e-9}])
+def test_alternate_mirrors_each_image_in_every_second_epoch(moves):
+    data = numbered(40)
+    batches = Batches(data, 40, PIXELS, Augment(flip=True, alternate=True, **moves), seed=3)
+    plain = PIXELS(data.images)
+    seen = []
+    for epoch in range(4):
+        images, labels = batches(epoch)
+        mirrored = batches._plan(epoch)[1].get("flip")
+        if "crop" not in moves:
+            straight = (images - plain[labels]).abs().amax(dim=(1, 2, 3)) < 1e-3
+            turned = (images - plain[labels].flip(3)).abs().amax(dim=(1, 2, 3)) < 1e-3
+            assert torch.equal(straight, ~turned)
+            mirrored = turned
+        seen.append(dict(zip(labels.tolist(), mirrored.tolist(), strict=True)))
+    for number in range(40):
+        assert [epoch[number] for epoch in seen] in ([True, False] * 2, [False, True] * 2)
+    assert 8 < sum(seen[0].values()) < 32
+    other = Batches(data, 40, PIXELS, Augment(flip=True, alternate=True), seed=4)
+    ways = dict(zip(other(0)[1].tolist(), other._plan(0)[1]["flip"].tolist(), strict=True))
+    assert ways != seen[0]
+
+
 @pytest.mark.parametrize("size", [None, 5, 16])
-@pytest.mark.parametrize("augment", [None, EVERYTHING])
+@pytest.mark.parametrize("augment", [None, EVERYTHING, ALTERNATE])
 @pytest.mark.parametrize(("batch_size", "world"), [(10, 2), (10, 3), (7, 7), (3, 2), (100, 3)])
 def test_parts_of_a_batch_join_to_the_batch(batch_size, world, augment, size):
     preprocess = Preprocess(PIXELS.mean, PIXELS.std, size)

@@ -31,6 +31,7 @@ class Augment:
         crop: moved by up to this many whole pixels along each axis, the edge reflected.
         cutout: a square of this side, anywhere, takes the mean colour.
         bend: bent smoothly, each pixel by up to this many along each axis.
+        alternate: with ``flip``, each image is mirrored in every second epoch, not by chance.
 
     >>> images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
     >>> augment = Augment(shift=2, rotate=10)
@@ -45,38 +46,49 @@ class Augment:
     crop: int = 0
     cutout: int = 0
     bend: float = 0.0
+    alternate: bool = False
 
     def __post_init__(self) -> None:
         most = {"rotate": 180.0, "scale": 0.99, "crop": MOST, "cutout": MOST}
         for field in fields(self):
             value = getattr(self, field.name)
             top = most.get(field.name, 1e4)
-            if field.name == "flip":
+            switch = field.name in ("flip", "alternate")
+            if switch:
                 right, kind = isinstance(value, bool), "true or false"
             elif field.name in ("crop", "cutout"):
                 right, kind = isinstance(value, int), "a whole number of pixels, 0 or more"
             else:
                 right, kind = isinstance(value, int | float), f"a number from 0 to {top:g}"
-            if (
-                isinstance(value, bool) != (field.name == "flip")
-                or not right
-                or not 0 <= value <= top
-            ):
+            if isinstance(value, bool) != switch or not right or not 0 <= value <= top:
                 raise InputError(message("Augment", field.name, f"be {kind}", brief(value)))
+        if self.alternate and not self.flip:
+            raise InputError(message("Augment", "alternate", "go with flip", "flip false"))
 
     @property
     def moves(self) -> bool:
         """Whether images are resampled."""
         return bool(self.shift or self.rotate or self.scale or self.bend)
 
-    def draw(self, count: int, size: tuple[int, int], generator: torch.Generator) -> Draw:
-        """What happens to each of ``count`` images of this height and width."""
+    def draw(
+        self,
+        count: int,
+        size: tuple[int, int],
+        generator: torch.Generator,
+        mirrored: Tensor | None = None,
+    ) -> Draw:
+        """What happens to each of ``count`` images of this height and width.
+
+        Which of them are mirrored is drawn as well, unless it is given.
+        """
 
         def uniform(*shape: int) -> Tensor:
             return torch.rand(count, *shape, generator=generator)
 
         drawn = {}
-        flip = (uniform() < 0.5) if self.flip else torch.zeros(count).bool()
+        flip = mirrored
+        if flip is None:
+            flip = (uniform() < 0.5) if self.flip else torch.zeros(count).bool()
         if self.crop or (self.flip and not self.moves):
             span = 2 * self.crop + 1
             drawn["flip"] = flip

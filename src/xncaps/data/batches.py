@@ -147,6 +147,10 @@ class Batches:
             count = len(self.data)
             order = torch.randperm(count, generator=generator_for(self.seed, "order", epoch))
             chance = generator_for(self.seed, "augment", epoch)
-            drawn = self.augment.draw(count, self.data.shape[1:], chance)
+            mirrored = None
+            if self.augment.alternate:
+                first = torch.rand(count, generator=generator_for(self.seed, "flip")) < 0.5
+                mirrored = first[order] ^ (epoch % 2 == 1)
+            drawn = self.augment.draw(count, self.data.shape[1:], chance, mirrored)
             self._planned = (epoch, order, drawn)
         return self._planned[1:]
