@@ -7,13 +7,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from experiment_rows import a_row
 from xncaps.cli.main import main
 from xncaps.errors import InputError
-from xncaps.experiments import read_accuracy
+from xncaps.experiments import plots, read_accuracy
 from xncaps.experiments.latency import Latency, append_latencies, read_latencies
 from xncaps.experiments.plots import digest_of, draw_all, drawn
 from xncaps.experiments.rows import append_row
@@ -151,7 +152,9 @@ def test_panels_of_the_main_experiments_come_first() -> None:
         for row in spread_rows(fc=[0.8], dr=[0.9, 0.91])
     ]
     picture = draw_all(rows, {})["parameters.svg"].decode()
-    places = [picture.index(f">{title}</text>") for title in ("MNIST", "CIFAR-10", "sample")]
+    places = [
+        picture.index(f">{title}</text>") for title in ("MNIST", "CIFAR-10", "Built-in digits")
+    ]
     assert places == sorted(places)
 
 
@@ -276,6 +279,29 @@ def test_pictures_depend_on_the_rows_alone() -> None:
     fewer = draw_all(rows, {("mine", "fc", 1): 3.5})
     assert b">xnidr<" not in fewer["latency.svg"]
     assert b">xnidr<" in fewer["curves.svg"]
+
+
+def test_marks_lie_inside_their_panel_and_side_by_side() -> None:
+    rows = [
+        a_row(variant=head, seed=seed, accuracy=0.9 + 0.01 * seed, params=params)
+        for head, params in (("fc", 100), ("dr", 300), ("xnodr", 300), ("xnidr", 300))
+        for seed in (0, 1)
+    ]
+    figure = plots._scatter(rows, "parameters", lambda row: row.params)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    marks = [
+        line.get_transform().transform(np.column_stack(line.get_data()).astype(float))
+        for line in (container.lines[0] for container in axes.containers)
+    ]
+    across, up = np.concatenate(marks).T
+    box = axes.get_window_extent()
+    assert box.x0 < across.min() < across.max() < box.x1
+    assert box.y0 < up.min() <= up.max() < box.y1
+    step = plots.ASIDE * figure.dpi / 72
+    assert np.diff(across[1:]) == pytest.approx([step, step])
+    exactly, _ = axes.transData.transform((300, 90.5))
+    assert across[1] == pytest.approx(exactly)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import offset_copy
 
 from xncaps.experiments.rows import Row
 from xncaps.experiments.statistics import Spread
@@ -26,8 +27,18 @@ HEADS = {
     "xnboth": ("#cc79a7", "^"),
 }
 """Colour and mark of each head: it is the same in every picture."""
-ASIDE = 1.02
-"""Marks that would lie on one another stand so much to the right of the one before."""
+TITLES = {
+    **DATA,
+    "mobilenetv2": "MNIST, MobileNetV2",
+    "resnet50": "MNIST, ResNet-50",
+    "own-rates-multimnist": "MultiMNIST, rates of their own",
+    "mnist-one-loss": "MNIST, one loss",
+    "cifar10-one-loss": "CIFAR-10, one loss",
+    "sample": "Built-in digits",
+}
+"""What the panels of our own experiments are called; others by their names."""
+ASIDE = 5
+"""Points: marks that would lie on one another stand so much to the right of the one before."""
 LEAST = 1e-3
 """Percent: no error at all would have no place on a logarithmic axis."""
 
@@ -83,10 +94,10 @@ def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
             across = Spread.of([x for row in mine if row.variant == head and (x := place(row))])
             up = Spread.of([100 * value for value in values.values()])
             taken.append(across.mean)
-            aside = ASIDE ** (taken.count(across.mean) - 1)
+            aside = ASIDE * (taken.count(across.mean) - 1)
             colour, mark = HEADS[head]
-            axes.errorbar(
-                across.mean * aside,
+            marks = axes.errorbar(
+                across.mean,
                 up.mean,
                 xerr=across.deviation or None,
                 yerr=up.deviation,
@@ -97,6 +108,8 @@ def _scatter(rows: Sequence[Row], label: str, place: Place) -> Figure:
                 linestyle="",
                 label=head,
             )
+            for part in marks.get_children():
+                part.set_transform(offset_copy(axes.transData, figure, aside, units="points"))
         axes.set_xscale("log")
         _round_ticks(axes.xaxis)
         axes.margins(0.15, 0.15)
@@ -147,7 +160,7 @@ def _panels(rows: Sequence[Row]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _dress(axes: Axes, name: str, across: str, up: str) -> None:
-    axes.set_title(DATA.get(name, name), fontsize=10, loc="left", color=INK)
+    axes.set_title(TITLES.get(name, name), fontsize=10, loc="left", color=INK)
     axes.set_xlabel(across, fontsize=8, color=INK)
     axes.set_ylabel(up, fontsize=8, color=INK)
     axes.tick_params(labelsize=8, color=REST, labelcolor=INK)
