@@ -45,7 +45,8 @@ reproduce-quick: $(VENV)/.installed ## train one of the cheapest rows of the res
 CAMPAIGN := $(addprefix tuning_,mnist multimnist cifar10 mobilenetv2 resnet50) \
 	sample mnist multimnist cifar10 mobilenetv2 resnet50 mnist_ablations mnist_one_loss cifar10_one_loss \
 	own_rates_multimnist
-RECORDS := $(addprefix tuning_record_,mnist cifar10 multimnist) $(addprefix record_,mnist cifar10 cifar10_longer multimnist)
+RECORDS := $(addprefix tuning_record_,mnist cifar10 multimnist) \
+	$(addprefix record_,mnist cifar10 cifar10_longer cifar10_alternate multimnist)
 RUN_THEM = trap "exit 130" INT TERM; status=0; \
 	for name in $(1); do $(BIN)/python recipes/$$name.py || status=1; done; exit $$status
 
