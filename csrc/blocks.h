@@ -21,13 +21,26 @@ struct Sizes {
   int64_t bytes;    // of the signs of an input capsule
   int64_t u_block;  // floats of the predictions of a block
   int64_t u_size;   // and of all of them
+  bool two_fit;     // two blocks of them fit into the first cache
 };
 
 inline Sizes sizes_of(const Layer& layer) {
   const int64_t blocks = blocks_for(layer.caps_in), rows = layer.caps_out * layer.dim_out;
   return {layer.caps_in,    layer.dim_in, layer.caps_out, layer.dim_out,
           layer.iterations, blocks,       rows,           bytes_for(layer.dim_in),
-          rows * kBlock,    blocks * rows * kBlock};
+          rows * kBlock,    blocks * rows * kBlock,
+          rows * (2 * kBlock + kTotal) * int64_t{sizeof(float)} <= first_cache_bytes()};
+}
+
+// totals[k] += row(k) for so many rows, or = for the first block.
+template <class Row>
+inline void add_to_totals(int64_t rows, bool first, float* totals, const Row& row) {
+  int64_t k = 0;
+  for (; k + 2 <= rows; k += 2) {
+    const Vec a = row(k), b = row(k + 1);
+    add_to_totals(totals + k * kTotal, first, a, b);
+  }
+  if (k < rows) add_to_total(totals + k * kTotal, first, row(k));
 }
 
 // The weights of one block, all of its rows 32 lanes wide.
@@ -158,7 +171,7 @@ inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint
 // above, for a threshold of 0, without moving them into lanes first.
 inline void describe_eights(const float* x, uint8_t* bits, Vec* means) {
   alignas(64) float sums[kBlock];
-  for (int64_t k = 0; k < kBlock; k += 8) reduce<true>(x + 8 * k, sums + k);
+  for (int64_t k = 0; k < kBlock; k += kReduced) reduce<true>(x + 8 * k, sums + k);
   for (int64_t k = 0; k < kBlock; k += 4) positive_bits(x + 8 * k, 0.0f, bits + k);
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) means[q] = load(sums + q * kLanes) / set(8.0f);

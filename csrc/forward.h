@@ -183,24 +183,22 @@ inline void route(const Layer& layer, const Sizes& sizes, const Weights& weights
     }
   }
   for (int64_t t = 0; t < sizes.iterations; ++t) {
-    const auto couple = [&](int64_t block, float* c) {
+    const auto couple = [&](int64_t block, const float* at, float* c) {
       const float* factor = x_scale == nullptr ? nullptr : x_scale + block * kBlock;
-      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + block * kBlock;
-      softmax(sizes, factor, c, to);
-    };
-    if (t > 0 && xnor) {
-      for (int64_t block = 0; block < sizes.blocks; ++block) {
+      if (xnor) {
         float* logits = work.logits + block * lanes;
         agree_by_signs(sizes, work.described(sizes, block), work.outputs, weights.agreement_scale,
                        logits);
-        copy_logits(sizes, logits, work.couplings);
-        couple(block, work.couplings);
-        add_block(sizes, u + block * sizes.u_block, work.couplings, block == 0, work.totals);
+        copy_logits(sizes, logits, c);
+      } else {
+        // u . v of all iterations so far, added up, is u . (the sum of v).
+        dot_block(sizes, at, work.v_sum, factor, c);
       }
-    } else if (t > 0) {
-      // u . v of all iterations so far, added up, is u . (the sum of v).
-      sweep(sizes, u, work.v_sum, x_scale, work.couplings, work.totals, couple);
-    }
+      float* to = couplings_out == nullptr ? nullptr : couplings_out + (t - 1) * kept + block * kBlock;
+      softmax(sizes, factor, c, to);
+    };
+    const auto run = xnor ? &sweep<false, decltype(couple)> : &sweep<true, decltype(couple)>;
+    if (t > 0) run(sizes, u, t % 2 == 1, work.couplings, work.totals, couple);
     const float factor = t == 0 ? 1.0f / static_cast<float>(sizes.caps_out) : 1.0f;
     float* sums = sums_out == nullptr ? work.sums : sums_out + t * sizes.rows;
     finish_sums(sizes, work.totals, factor, weights.bias, sums);

@@ -54,6 +54,27 @@ inline float sum_of_lanes(Vec a) {
 inline void add_to_total(float* total, bool first, Vec a) {
   store(total, first ? a : a + load(total));
 }
+// The totals of two rows.
+inline void add_to_totals(float* totals, bool first, Vec a, Vec b) {
+  add_to_total(totals, first, a);
+  add_to_total(totals + kLanes, first, b);
+}
+
+constexpr int kReduced = 8;  // totals at once
+// sums[k] = sum of the k-th of 8 totals, or of its absolute numbers.
+template <bool Absolute = false>
+inline void reduce(const float* totals, float* sums) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  __m256 a[8];
+  for (int k = 0; k < 8; ++k) {
+    a[k] = _mm256_loadu_ps(totals + 8 * k);
+    if (Absolute) a[k] = _mm256_andnot_ps(sign, a[k]);
+  }
+  for (int k = 0; k < 4; ++k) a[k] = _mm256_hadd_ps(a[2 * k], a[2 * k + 1]);
+  const __m256 low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
+  const __m256 left = _mm256_permute2f128_ps(low, high, 0x20);
+  _mm256_storeu_ps(sums, _mm256_add_ps(left, _mm256_permute2f128_ps(low, high, 0x31)));
+}
 
 // Bytes of the 32 lanes of a block.
 using Bytes = __m256i;

@@ -53,6 +53,38 @@ inline void add_to_total(float* total, bool first, Vec a) {
   if (!first) sum = _mm256_add_ps(sum, _mm256_loadu_ps(total));
   _mm256_storeu_ps(total, sum);
 }
+// The totals of two rows, which fill a vector.
+inline void add_to_totals(float* totals, bool first, Vec a, Vec b) {
+  Vec sum = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  if (!first) sum = sum + load(totals);
+  store(totals, sum);
+}
+
+constexpr int kReduced = 16;  // totals at once
+// sums[k] = sum of the k-th of 16 totals, or of its absolute numbers. Each step adds halves of what is left.
+template <bool Absolute = false>
+inline void reduce(const float* totals, float* sums) {
+  Vec a[8];  // two totals each
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) {
+    a[k] = load(totals + k * kLanes);
+    if (Absolute) a[k] = abs(a[k]);
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+    const Vec x = a[2 * k], y = a[2 * k + 1];
+    a[k] = _mm512_unpacklo_ps(x, y) + _mm512_unpackhi_ps(x, y);
+  }
+#pragma GCC unroll 2
+  for (int k = 0; k < 2; ++k) {
+    const __m512d x = _mm512_castps_pd(a[2 * k]), y = _mm512_castps_pd(a[2 * k + 1]);
+    a[k] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+  }
+  const Vec sum = _mm512_shuffle_f32x4(a[0], a[1], 0x88) + _mm512_shuffle_f32x4(a[0], a[1], 0xdd);
+  // Of each eight, totals with even numbers come first.
+  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  store(sums, _mm512_permutexvar_ps(order, sum));
+}
 
 // Bytes of the 32 lanes of a block.
 using Bytes = __m256i;

@@ -100,7 +100,13 @@ inline float sum_of_lanes(Vec a) {
 inline void add_to_total(float* total, bool first, Vec a) {
   store(total, first ? a : a + load(total));
 }
+// The totals of two rows.
+inline void add_to_totals(float* totals, bool first, Vec a, Vec b) {
+  add_to_total(totals, first, a);
+  add_to_total(totals + kLanes, first, b);
+}
 
+constexpr int kReduced = 8;  // totals at once
 // sums[k] = sum of the k-th of 8 totals, or of its absolute numbers.
 template <bool Absolute = false>
 inline void reduce(const float* totals, float* sums) {

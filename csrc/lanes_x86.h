@@ -10,21 +10,6 @@
 namespace xncaps {
 namespace {  // compiled anew for every instruction set
 
-// sums[k] = sum of the k-th of 8 totals, or of its absolute numbers.
-template <bool Absolute = false>
-inline void reduce(const float* totals, float* sums) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  __m256 a[8];
-  for (int k = 0; k < 8; ++k) {
-    a[k] = _mm256_loadu_ps(totals + 8 * k);
-    if (Absolute) a[k] = _mm256_andnot_ps(sign, a[k]);
-  }
-  for (int k = 0; k < 4; ++k) a[k] = _mm256_hadd_ps(a[2 * k], a[2 * k + 1]);
-  const __m256 low = _mm256_hadd_ps(a[0], a[1]), high = _mm256_hadd_ps(a[2], a[3]);
-  const __m256 left = _mm256_permute2f128_ps(low, high, 0x20);
-  _mm256_storeu_ps(sums, _mm256_add_ps(left, _mm256_permute2f128_ps(low, high, 0x31)));
-}
-
 // Moves 8 rows of 8 floats to 8 columns.
 inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
   __m256 a[8], b[8];

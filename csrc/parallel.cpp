@@ -7,6 +7,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if __has_include(<unistd.h>)
+#include <unistd.h>
+#endif
 
 namespace xncaps {
 namespace {
@@ -94,6 +97,17 @@ void Buffer::give_back() {
 }
 
 char* scratch(size_t bytes) { return memory.at_least(bytes > 0 ? bytes : 1); }
+
+int64_t first_cache_bytes() {
+  static const int64_t bytes = [] {
+    int64_t said = 0;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    said = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#endif
+    return said > 0 ? said : int64_t{32} << 10;
+  }();
+  return bytes;
+}
 
 size_t scratch_peak() { return peak.load(); }
 

@@ -11,6 +11,9 @@ namespace xncaps {
 // no memory. Small ones are kept for the next call.
 char* scratch(size_t bytes);
 
+// How much the smallest cache of this machine holds; 32 kB where it does not say.
+int64_t first_cache_bytes();
+
 // The most bytes of scratch and buffers that were held at once since the last reset.
 size_t scratch_peak();
 void reset_scratch_peak();  // and gives back what this thread has kept

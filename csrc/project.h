@@ -22,23 +22,20 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
   Vec factors[kVecs];
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) factors[q] = load(x_scale + q * kLanes);
-  for (int64_t row = 0; row < rows; ++row) {
-    Vec dots[kVecs];
-    dot_signs<OneByte>(x, [&](int64_t k) { return load_bytes(bits + k * kBlock); }, dots);
-    Vec total = set(0.0f);
+  add_to_totals(rows, first, totals, [&](int64_t row) {
+    const uint8_t* row_bits = bits + row * bytes * kBlock;
+    Vec dots[kVecs], total = set(0.0f);
+    dot_signs<OneByte>(x, [&](int64_t k) { return load_bytes(row_bits + k * kBlock); }, dots);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
-      const Vec w_scale = load_scale(scale + q * kLanes);
+      const int64_t at = row * kBlock + q * kLanes;
+      const Vec w_scale = load_scale(scale + at);
       const Vec value = Folded ? dots[q] * w_scale : dots[q] * factors[q] * w_scale;
-      store(u + q * kLanes, value);
+      store(u + at, value);
       total = Folded ? fma(value, factors[q], total) : total + value;
     }
-    add_to_total(totals, first, total);
-    bits += bytes * kBlock;
-    scale += kBlock;
-    u += kBlock;
-    totals += kTotal;
-  }
+    return total;
+  });
 }
 
 // Predictions of a block in floats, for several samples, rows and vectors of lanes at once: each weight is

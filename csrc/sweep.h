@@ -7,12 +7,12 @@ namespace xncaps::XNCAPS_ISA {
 
 // totals[row] += sum of the vectors of u in that row; of the first block, = instead of +=.
 inline void add_rows(const Sizes& sizes, const float* u, bool first, float* totals) {
-  for (int64_t row = 0; row < sizes.rows; ++row) {
+  add_to_totals(sizes.rows, first, totals, [&](int64_t row) {
     Vec total = load(u + row * kBlock);
 #pragma GCC unroll 16
     for (int q = 1; q < kVecs; ++q) total = total + load(u + row * kBlock + q * kLanes);
-    add_to_total(totals + row * kTotal, first, total);
-  }
+    return total;
+  });
 }
 
 // What is known of a block for each output capsule has one more row at its end: of logits their
@@ -62,8 +62,11 @@ inline void dot_block(const Sizes& sizes, const float* u, const float* v, const 
   for (int q = 0; q < kVecs; ++q) store(out + caps_out * kBlock + q * kLanes, most[q]);
 }
 
-// totals[j, e] += sum of c[j] * u[j, e], or = for the first block.
-inline void add_block(const Sizes& sizes, const float* u, const float* c, bool first, float* totals) {
+// totals[j, e] += sum of c[j] * u[j, e], or = for the first block. Ahead asks for the block that comes next, for
+// every second line of it: the processor brings their neighbours.
+template <bool Ahead>
+inline void add_block(const Sizes& sizes, const float* u, const float* c, bool first, float* totals,
+                      const float* next) {
   const int64_t caps_out = sizes.caps_out, dim_out = sizes.dim_out;
   for (int64_t j = 0; j < caps_out; ++j) {
     Vec weight[kVecs];
@@ -71,25 +74,31 @@ inline void add_block(const Sizes& sizes, const float* u, const float* c, bool f
     for (int q = 0; q < kVecs; ++q) {
       weight[q] = load(c + j * kBlock + q * kLanes) * load(c + caps_out * kBlock + q * kLanes);
     }
-    for (int64_t e = 0; e < dim_out; ++e, u += kBlock, totals += kTotal) {
-      Vec sum = weight[0] * load(u);
+    const int64_t begin = j * dim_out;
+    add_to_totals(dim_out, first, totals + begin * kTotal, [&](int64_t e) {
+      const float* row = u + (begin + e) * kBlock;
+      if (Ahead) __builtin_prefetch(next + (begin + e) * kBlock);
+      Vec sum = weight[0] * load(row);
 #pragma GCC unroll 16
-      for (int q = 1; q < kVecs; ++q) sum = fma(weight[q], load(u + q * kLanes), sum);
-      add_to_total(totals, first, sum);
-    }
+      for (int q = 1; q < kVecs; ++q) sum = fma(weight[q], load(row + q * kLanes), sum);
+      return sum;
+    });
   }
 }
 
-// Goes over all of u once: for every block, logits = u . v, which `weigh` turns into weights, and
-// totals = sum of weights * u, while the block is in the smallest cache. `factor` has a factor of the
-// logits for every lane, or is null.
-template <class Weigh>
-inline void sweep(const Sizes& sizes, const float* u, const float* v, const float* factor,
-                  float* logits, float* totals, const Weigh& weigh) {
-  for (int64_t block = 0; block < sizes.blocks; ++block, u += sizes.u_block) {
-    dot_block(sizes, u, v, factor == nullptr ? nullptr : factor + block * kBlock, logits);
-    weigh(block, logits);
-    add_block(sizes, u, logits, block == 0, totals);
+// Goes over all of u once: for every block, weigh(block, its u, c) makes weights c, and totals = sum of c * u,
+// while the block is in the smallest cache. Sweeps go back and forth in turns: what the one before has
+// left in the cache comes first. Where weigh reads u, the next block is asked for early if there is room.
+template <bool Reads, class Weigh>
+inline void sweep(const Sizes& sizes, const float* u, bool back, float* c, float* totals,
+                  const Weigh& weigh) {
+  const int64_t step = back ? -1 : 1;
+  for (int64_t n = 0, block = back ? sizes.blocks - 1 : 0; n < sizes.blocks; ++n, block += step) {
+    const float* at = u + block * sizes.u_block;
+    weigh(block, at, c);
+    const bool ahead = Reads && sizes.two_fit && n + 1 < sizes.blocks;
+    const auto add = ahead ? &add_block<true> : &add_block<false>;
+    add(sizes, at, c, n == 0, totals, at + step * sizes.u_block);
   }
 }
 
@@ -164,7 +173,7 @@ inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, co
     for (int64_t begin = 0; begin < dim_out; begin += 8, bits += kBlock) {
       const int64_t end = begin + 8 < dim_out ? begin + 8 : dim_out;
       Bytes byte = set_bytes(0), bit = set_bytes(1);
-      for (int64_t e = begin; e < end; ++e, u += kBlock, bit = add_bytes(bit, bit)) {
+      const auto take = [&](int64_t) {
         Vec a[kVecs], total = set(0.0f);
 #pragma GCC unroll 16
         for (int q = 0; q < kVecs; ++q) {
@@ -173,7 +182,15 @@ inline void describe(const Sizes& sizes, Binarizer binarizer, const float* u, co
           total = q == 0 ? a[q] : total + a[q];
         }
         byte = add_where(byte, signs_of(a, thresholds), bit);
-        if (Totals) add_to_total(totals, first, total), totals += kTotal;
+        bit = add_bytes(bit, bit);
+        u += kBlock;
+        return total;
+      };
+      if (Totals) {
+        add_to_totals(end - begin, first, totals, take);
+        totals += (end - begin) * kTotal;
+      } else {
+        for (int64_t e = begin; e < end; ++e) take(e);
       }
       store_bytes(bits, in_order(byte));
     }
@@ -228,12 +245,12 @@ inline void dot_described(const Sizes& sizes, const Described& u, const Describe
 // Sums over the lanes of every row, times a factor, plus the bias.
 inline void finish_sums(const Sizes& sizes, const float* totals, float factor, const float* bias,
                         float* sums) {
-  alignas(64) float group[8];
-  for (int64_t row = 0; row < sizes.rows; row += 8) {
+  alignas(64) float group[kReduced];
+  for (int64_t row = 0; row < sizes.rows; row += kReduced) {
     reduce(totals + row * kTotal, group);
     const int64_t count = sizes.rows - row;
-    if (count >= 8) {
-      for (int k = 0; k < 8; ++k) sums[row + k] = group[k] * factor;
+    if (count >= kReduced) {
+      for (int k = 0; k < kReduced; ++k) sums[row + k] = group[k] * factor;
     } else {
       for (int64_t k = 0; k < count; ++k) sums[row + k] = group[k] * factor;
     }
@@ -263,7 +280,9 @@ inline void squash(int64_t count, int64_t dim, const float* s, float* v) {
   }
 }
 
-// Rows of totals, filled up to whole groups of eight for `reduce`.
-inline int64_t totals_size(const Sizes& sizes) { return (sizes.rows + 7) / 8 * 8 * kTotal; }
+// Rows of totals, filled up to whole groups for `reduce`.
+inline int64_t totals_size(const Sizes& sizes) {
+  return (sizes.rows + kReduced - 1) / kReduced * kReduced * kTotal;
+}
 
 }  // namespace xncaps::XNCAPS_ISA

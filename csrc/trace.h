@@ -121,15 +121,17 @@ inline void agree_backward(const Layer& layer, const Sizes& sizes, const float* 
       store(agreed + at, weight[q]);
     }
     thresholds_of(layer.agreement, u, sizes.dim_out, thresholds);
-    for (int64_t e = 0; e < sizes.dim_out; ++e, u += kBlock, totals += kTotal) {
+    add_to_totals(sizes.dim_out, first, totals, [&](int64_t e) {
       Vec total = set(0.0f);
 #pragma GCC unroll 16
       for (int q = 0; q < kVecs; ++q) {
-        const Mask positive = greater(load(u + q * kLanes), thresholds[q]);
+        const Mask positive = greater(load(u + e * kBlock + q * kLanes), thresholds[q]);
         total = total + select(positive, weight[q], set(0.0f) - weight[q]);
       }
-      add_to_total(totals, first, total);
-    }
+      return total;
+    });
+    u += sizes.dim_out * kBlock;
+    totals += sizes.dim_out * kTotal;
   }
 }
 
@@ -191,10 +193,13 @@ inline void trace(const Layer& layer, const Sizes& sizes, const Weights& weights
     float* coefficients = out.coefficients + (t - 1) * kept;
     if (!xnor) {
       const float* x_scale = folded ? work.x_scale : nullptr;
-      sweep(sizes, u, ds, x_scale, grad.block, work.totals, [&](int64_t block, float* d) {
+      const bool back = (sizes.iterations - t) % 2 == 1;
+      sweep<true>(sizes, u, back, grad.block, work.totals, [&](int64_t block, const float* at, float* d) {
+        const float* factor = x_scale == nullptr ? nullptr : x_scale + block * kBlock;
+        dot_block(sizes, at, ds, factor, d);
         softmax_backward(sizes, c, grad_c, block, d);
         spread(sizes, d, block, coefficients);
-        set_factor(sizes, x_scale == nullptr ? nullptr : x_scale + block * kBlock, d);
+        set_factor(sizes, factor, d);
       });
     }
     for (int64_t block = 0; xnor && block < sizes.blocks; ++block) {
