@@ -149,22 +149,29 @@ inline void mean_abs(const float* rows, int64_t count, Vec* means, int64_t strid
   for (int q = 0; q < kVecs; ++q) means[q] = sums[q] / set(static_cast<float>(count));
 }
 
-// Signs of the vectors of a block as bits: to[byte][lane].
-inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint8_t* to,
+// Signs of the vectors of a block as bits: to[byte][lane]; and the means of their absolute numbers.
+inline void pack_signs(Binarizer binarizer, const float* rows, int64_t dim, uint8_t* to, Vec* means,
                        int64_t stride = kBlock) {
-  Vec thresholds[kVecs];
+  Vec thresholds[kVecs], sums[kVecs];
   thresholds_of(binarizer, rows, dim, thresholds, stride);
-  for (int64_t first = 0; first < dim; first += 8) {
-    Bytes byte = set_bytes(0);
-    const int64_t last = first + 8 < dim ? first + 8 : dim;
-    for (int64_t d = last - 1; d >= first; --d) {  // from the highest bit to the lowest
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) sums[q] = set(0.0f);
+  for (int64_t first = 0; first < dim; first += 8, to += kBlock) {
+    Bytes byte = set_bytes(0), bit = set_bytes(1);
+    const int64_t end = first + 8 < dim ? first + 8 : dim;
+    for (int64_t d = first; d < end; ++d, rows += stride, bit = add_bytes(bit, bit)) {
       Vec a[kVecs];
 #pragma GCC unroll 16
-      for (int q = 0; q < kVecs; ++q) a[q] = load(rows + d * stride + q * kLanes);
-      byte = add_where(add_bytes(byte, byte), signs_of(a, thresholds), set_bytes(1));
+      for (int q = 0; q < kVecs; ++q) {
+        a[q] = load(rows + q * kLanes);
+        sums[q] = sums[q] + abs(a[q]);
+      }
+      byte = add_where(byte, signs_of(a, thresholds), bit);
     }
-    store_bytes(to + first / 8 * kBlock, in_order(byte));
+    store_bytes(to, in_order(byte));
   }
+#pragma GCC unroll 16
+  for (int q = 0; q < kVecs; ++q) means[q] = sums[q] / set(static_cast<float>(dim));
 }
 
 // Signs of a block of vectors of 8 numbers, a byte each, and the means of their absolute numbers; as

@@ -53,9 +53,8 @@ inline void encode_image(const ConvCall& call, const Image& image, const float* 
       rows = block;
       stride = kBlock;
     }
-    pack_signs(call.binarizer, rows, call.channels, packed, stride);
     Vec mean[kVecs];
-    mean_abs(rows, call.channels, mean, stride);
+    pack_signs(call.binarizer, rows, call.channels, packed, mean, stride);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) store(means + first + q * kLanes, mean[q]);
     transpose_bytes(packed, image.bytes, kBlock, kBlock, pixels, image.bytes);

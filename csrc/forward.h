@@ -70,8 +70,7 @@ inline void describe_input(const Layer& layer, const Sizes& sizes, bool learned,
       describe_eights(capsules, bits, means);
     } else {
       gather(capsules, sizes.dim_in, width, work.x_lanes);
-      pack_signs(layer.projection, work.x_lanes, sizes.dim_in, bits);
-      if (!learned) mean_abs(work.x_lanes, sizes.dim_in, means);
+      pack_signs(layer.projection, work.x_lanes, sizes.dim_in, bits, means);
     }
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {

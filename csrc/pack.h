@@ -35,15 +35,14 @@ inline void pack_capsules(const Layer& layer, const float* weight, const float* 
                       width * sizeof(float));
         }
         if (out.bits == nullptr) continue;
-        pack_signs(layer.projection, vectors, dim, bits, stride);
+        Vec means[kVecs];
+        pack_signs(layer.projection, vectors, dim, bits, means, stride);
         for (int64_t k = 0; k < sizes.bytes; ++k) {
           std::memcpy(out.bits + first * sizes.rows * sizes.bytes + (row * sizes.bytes + k) * width,
                       bits + k * kBlock, width);
         }
         float* to = out.scale + first * sizes.rows + row * width;
         if (scale == nullptr) {
-          Vec means[kVecs];
-          mean_abs(vectors, dim, means, stride);
           store_lanes(to, means, width);
         } else {
           for (int64_t k = 0; k < width; ++k) to[k] = scale[(first + k) * sizes.rows + row];
