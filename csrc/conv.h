@@ -48,7 +48,7 @@ inline void encode_image(const ConvCall& call, const Image& image, const float* 
     if (width < kBlock) {
       std::memset(block, 0, call.channels * kBlock * sizeof(float));
       for (int64_t c = 0; c < call.channels; ++c) {
-        std::memcpy(block + c * kBlock, rows + c * count, width * sizeof(float));
+        copy(block + c * kBlock, rows + c * count, width);
       }
       rows = block;
       stride = kBlock;
@@ -118,7 +118,7 @@ inline void write_windows(const ConvCall& call, const int32_t* counts, const flo
     if (call.bias != nullptr) std::memcpy(bias, call.bias + filter + f, width * sizeof(float));
     for (int64_t r = 0; r < rows; r += 8) {
       const int64_t height = rows - r < 8 ? rows - r : 8;
-      alignas(64) float values[8][8];
+      alignas(64) float values[8][8] = {};
       for (int64_t k = 0; k < height; ++k) {
         const int32_t* different = counts + (r + k) * blocks * kBlock + f;
         const float mean = call.learned ? 1.0f : windows[first + r + k];
@@ -131,9 +131,9 @@ inline void write_windows(const ConvCall& call, const int32_t* counts, const flo
         transpose8(&values[0][0], 8, to, all);
         continue;
       }
-      for (int64_t n = 0; n < width; ++n) {
-        for (int64_t k = 0; k < height; ++k) to[n * all + k] = values[k][n];
-      }
+      alignas(64) float turned[8][8];
+      transpose8(&values[0][0], 8, &turned[0][0], 8);
+      for (int64_t n = 0; n < width; ++n) copy(to + n * all, turned[n], height);
     }
   }
 }

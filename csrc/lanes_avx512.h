@@ -118,7 +118,7 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
 struct InBytes {};
 struct InPairs {};
 using Counting = InPairs;
-constexpr int kGroup = 64;  // rows whose counts stay in the smallest cache
+constexpr int kGroup = 128;  // rows for which columns are taken apart once
 constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
 using Code = uint8_t;
 inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
