@@ -98,7 +98,7 @@ inline void sweep(const Sizes& sizes, const float* u, bool back, float* c, float
     weigh(block, at, c);
     const bool ahead = Reads && sizes.two_fit && n + 1 < sizes.blocks;
     const auto add = ahead ? &add_block<true> : &add_block<false>;
-    add(sizes, at, c, n == 0, totals, at + step * sizes.u_block);
+    add(sizes, at, c, n == 0, totals, ahead ? at + step * sizes.u_block : at);
   }
 }
 
