@@ -170,7 +170,7 @@ inline void conv(const ConvCall& call) {
       transpose_bytes(call.bits + first * bytes, width, bytes, bytes, columns, kBlock);
     }
     std::memset(work.image, 0, image.size() * sizeof(Code));
-    alignas(64) int32_t counts[kGroup * kTileBlocks * kBlock];
+    alignas(64) int32_t counts[kGroup * kMostBlocks * kBlock];
     const int64_t end = call.batch * (part + 1) / parts_count;
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
       encode_image(call, image, call.x + sample * call.channels * pixels, work.block, work.packed,
@@ -184,10 +184,11 @@ inline void conv(const ConvCall& call) {
           copy_window(call, image, work.image, first + r, codes);
           prepare(Counting(), rows, codes, bytes);
         }
-        for (int64_t block = 0; block < blocks; block += kTileBlocks) {
-          const int64_t left = blocks - block, some = left < kTileBlocks ? left : kTileBlocks;
-          count_any<kTileBlocks>(rows, static_cast<int>(some), work.rows, code_stride(bytes), bytes,
-                                 work.columns + block * kBlock * bytes, counts);
+        const int64_t together = blocks_of_tile(Counting(), rows);
+        for (int64_t block = 0; block < blocks; block += together) {
+          const int64_t left = blocks - block, some = left < together ? left : together;
+          count_any(rows, static_cast<int>(some), work.rows, code_stride(bytes), bytes,
+                    work.columns + block * kBlock * bytes, counts);
           write_windows(call, counts, work.windows, first, rows, block * kBlock, some, y);
         }
       }

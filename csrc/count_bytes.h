@@ -87,6 +87,10 @@ inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int
   }
 }
 
+// Room for the codes of a row, and how many blocks of columns are counted at once for so many rows.
+inline int64_t code_room(InBytes, int64_t bytes) { return bytes; }
+inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
+
 // Codes of one of so many rows, made ready for being counted.
 inline void prepare(InBytes, int64_t, Code*, int64_t) {}
 

@@ -15,7 +15,7 @@
 
 #include "count_bytes.h"
 
-namespace xncaps::avx512 {
+namespace xncaps::XNCAPS_ISA {
 
 // Lanes of a register of bytes: two blocks.
 constexpr int kByteLanes = 2 * kBlock;
@@ -185,4 +185,4 @@ inline void count_group(InPairs, int64_t count, const uint8_t* rows, int64_t row
   }
 }
 
-}  // namespace xncaps::avx512
+}  // namespace xncaps::XNCAPS_ISA

@@ -145,6 +145,7 @@ const Kernel* best_kernel();
 const Kernel* reference_kernel();
 const Kernel* portable_kernel();
 const Kernel* avx2_kernel();
+const Kernel* avx512bw_kernel();
 const Kernel* avx512_kernel();
 
 }  // namespace xncaps

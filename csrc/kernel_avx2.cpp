@@ -1,6 +1,7 @@
+#define XNCAPS_ISA avx2
+
 #include "lanes_avx2.h"
 
-#define XNCAPS_ISA avx2
 #include "backward.h"
 #include "count_bytes.h"
 #include "conv.h"

@@ -1,6 +1,7 @@
+#define XNCAPS_ISA avx512
+
 #include "lanes_avx512.h"
 
-#define XNCAPS_ISA avx512
 #include "backward.h"
 #include "count_pairs.h"
 #include "conv.h"

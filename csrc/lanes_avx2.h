@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "half_bytes.h"
 #include "layout.h"
 #include "lanes_x86.h"
 
@@ -76,26 +77,6 @@ inline void reduce(const float* totals, float* sums) {
   _mm256_storeu_ps(sums, _mm256_add_ps(left, _mm256_permute2f128_ps(low, high, 0x31)));
 }
 
-// Bytes of the 32 lanes of a block.
-using Bytes = __m256i;
-
-inline Bytes load_bytes(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
-inline void store_bytes(void* p, Bytes a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
-inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
-inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
-inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
-// How many of 8 bits are the same, minus how many are not.
-inline Bytes dot_of_bits(Bytes a, Bytes b) {
-  const __m256i dots = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(4, 2, 2, 0, 2, 0, 0, -2, 2, 0, 0, -2, 0, -2, -2, -4));  // of each half byte
-  const __m256i x = _mm256_xor_si256(a, b), low = _mm256_set1_epi8(15);
-  return _mm256_add_epi8(
-      _mm256_shuffle_epi8(dots, _mm256_and_si256(x, low)),
-      _mm256_shuffle_epi8(dots, _mm256_and_si256(_mm256_srli_epi16(x, 4), low)));
-}
-
 // Packing and shuffling work on halves of a register. So bytes have a second order, in which both
 // halves hold four bytes of each vector.
 inline Bytes to_halves(Bytes a) {
@@ -119,59 +100,11 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
   }
 }
 
-// The core of the XNOR product: how many bits of each lane differ from those of a row's byte, in two
-// parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the
-// count. A tile of 6 rows and 2 blocks takes 12 of the 16 registers for its sums.
-struct InBytes {};
+// Products of signs are counted byte by byte. A tile of 6 rows and 2 blocks takes 12 of the 16 registers for its
+// sums.
 using Counting = InBytes;
 constexpr int kGroup = 48;  // rows whose counts stay in the smallest cache
-constexpr int kTileRows = 6, kTileBlocks = 2, kRowBlocks = 4, kCodeParts = 2;
-struct Code {
-  uint8_t offset[kCodeParts];  // of the tables
-};
-
-struct Tables {
-  alignas(64) uint8_t count[16][16];
-  constexpr Tables() : count() {
-    for (int a = 0; a < 16; ++a) {
-      for (int b = 0; b < 16; ++b) {
-        const int x = a ^ b;
-        count[a][b] = static_cast<uint8_t>((x & 1) + (x >> 1 & 1) + (x >> 2 & 1) + (x >> 3));
-      }
-    }
-  }
-};
-constexpr Tables kTables;
-
-inline Code code_of(uint8_t byte) {
-  return {{static_cast<uint8_t>(byte << 4), static_cast<uint8_t>(byte & 0xf0)}};
-}
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  const __m256i high = _mm256_set1_epi8(static_cast<char>(0xf0));
-  int64_t k = 0;
-  for (; k + 32 <= count; k += 32) {
-    const __m256i bytes = load_bytes(from + k);
-    const __m256i a = _mm256_and_si256(_mm256_slli_epi16(bytes, 4), high);
-    const __m256i b = _mm256_and_si256(bytes, high);
-    const __m256i even = _mm256_unpacklo_epi8(a, b), odd = _mm256_unpackhi_epi8(a, b);
-    store_bytes(to + k, _mm256_permute2x128_si256(even, odd, 0x20));
-    store_bytes(to + k + 16, _mm256_permute2x128_si256(even, odd, 0x31));
-  }
-  for (; k < count; ++k) to[k] = code_of(from[k]);
-}
-// A part of the bytes of a column, and what of a code is compared with it.
-inline Bytes part_of(Bytes column, int part) {
-  const __m256i half = part == 0 ? column : _mm256_srli_epi16(column, 4);
-  return _mm256_and_si256(half, _mm256_set1_epi8(15));
-}
-inline Bytes part_of(Code code, int part) {
-  const uint8_t* table = &kTables.count[0][0] + code.offset[part];
-  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-}
-inline void add_different(Bytes& sum, Bytes column, Bytes code) {
-  sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(code, column));
-  asm volatile("" : "+x"(sum));  // one by one: looking up several first takes too many registers
-}
+constexpr int kTileRows = 6, kTileBlocks = 2, kRowBlocks = 4;
 
 // to[k] = from[k] for so many.
 inline void copy(float* to, const float* from, int64_t count) {

@@ -1,4 +1,5 @@
-// The lanes of AVX-512 (F, BW, DQ, VL, BITALG): 16 floats; bytes in halves of a register.
+// The lanes of AVX-512 (F, BW, DQ, VL): 16 floats; bytes in halves of a register. With BITALG or without: it
+// counts the bits of bytes.
 #pragma once
 
 #include <immintrin.h>
@@ -6,10 +7,13 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef __AVX512BITALG__
+#include "half_bytes.h"
+#endif
 #include "layout.h"
 #include "lanes_x86.h"
 
-namespace xncaps::avx512 {
+namespace xncaps::XNCAPS_ISA {
 
 using Vec = __m512;
 using Mask = __mmask16;
@@ -17,6 +21,44 @@ constexpr int kLanes = 16, kVecs = kBlock / kLanes;
 constexpr int kAhead = 1024;  // weights of a projection are asked for so many floats early, or 0
 constexpr int kRowsOfOne = 8;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
+
+#ifdef __AVX512BITALG__
+
+inline Bytes count_different_bits(Bytes a, Bytes b) {
+  return _mm256_popcnt_epi8(_mm256_xor_si256(a, b));
+}
+// How many of 8 bits are the same, minus how many are not.
+inline Bytes dot_of_bits(Bytes a, Bytes b) {
+  const Bytes different = count_different_bits(a, b);
+  return sub_bytes(set_bytes(8), add_bytes(different, different));
+}
+
+// The core of the XNOR product: how many bits of each lane differ from those of a row's byte. That is for one row;
+// several are counted in pairs of bytes.
+struct InBytes {};
+struct InPairs : InBytes {};
+using Counting = InPairs;
+constexpr int kGroup = 128;  // rows for which columns are taken apart once
+constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
+using Code = uint8_t;
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
+  std::memcpy(to, from, count);
+}
+inline Bytes part_of(Bytes column, int) { return column; }
+inline Bytes part_of(Code code, int) { return set_bytes(code); }
+inline void add_different(Bytes& sum, Bytes column, Bytes code) {
+  sum = add_bytes(sum, count_different_bits(column, code));
+}
+
+#else
+
+// Products of signs are counted as whole registers where there are columns enough to fill them.
+struct InSlices : InBytes {};
+using Counting = InSlices;
+constexpr int kGroup = 128;  // rows for which tables of columns are made once
+constexpr int kTileRows = 4, kTileBlocks = 16, kRowBlocks = 4;
+
+#endif
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
@@ -86,48 +128,12 @@ inline void reduce(const float* totals, float* sums) {
   store(sums, _mm512_permutexvar_ps(order, sum));
 }
 
-// Bytes of the 32 lanes of a block.
-using Bytes = __m256i;
-
-inline Bytes load_bytes(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
-inline void store_bytes(void* p, Bytes a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
-inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
-inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
-inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
-inline Bytes count_different_bits(Bytes a, Bytes b) {
-  return _mm256_popcnt_epi8(_mm256_xor_si256(a, b));
-}
-// How many of 8 bits are the same, minus how many are not.
-inline Bytes dot_of_bits(Bytes a, Bytes b) {
-  const Bytes different = count_different_bits(a, b);
-  return sub_bytes(set_bytes(8), add_bytes(different, different));
-}
-
 // Signed bytes as floats, in units of kByteUnit.
 constexpr float kByteUnit = 1.0f;
 inline void floats_of_bytes(Bytes a, Vec* out) {
   const __m128i low = _mm256_castsi256_si128(a), high = _mm256_extracti128_si256(a, 1);
   out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low));
   out[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
-}
-
-// The core of the XNOR product: how many bits of each lane differ from those of a row's byte. That is for one row;
-// several are counted in pairs of bytes.
-struct InBytes {};
-struct InPairs {};
-using Counting = InPairs;
-constexpr int kGroup = 128;  // rows for which columns are taken apart once
-constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
-using Code = uint8_t;
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  std::memcpy(to, from, count);
-}
-inline Bytes part_of(Bytes column, int) { return column; }
-inline Bytes part_of(Code code, int) { return set_bytes(code); }
-inline void add_different(Bytes& sum, Bytes column, Bytes code) {
-  sum = add_bytes(sum, count_different_bits(column, code));
 }
 
 // to[k] = from[k] for so many.
@@ -163,4 +169,4 @@ inline Bytes add_where(Bytes a, Signs positive, Bytes value) {
   return _mm256_mask_add_epi8(a, positive, a, value);
 }
 
-}  // namespace xncaps::avx512
+}  // namespace xncaps::XNCAPS_ISA

@@ -10,6 +10,17 @@
 namespace xncaps {
 namespace {  // compiled anew for every instruction set
 
+// Bytes of the 32 lanes of a block.
+using Bytes = __m256i;
+
+inline Bytes load_bytes(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+inline void store_bytes(void* p, Bytes a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
+inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
+inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
+
 // Moves 8 rows of 8 floats to 8 columns.
 inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
   __m256 a[8], b[8];

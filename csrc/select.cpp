@@ -19,11 +19,12 @@ bool has_f16c() {
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bitalg");
+bool has_avx512bw() {
+  return has_avx2() && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512() { return has_avx512bw() && __builtin_cpu_supports("avx512bitalg"); }
 #endif
 
 struct Choice {
@@ -38,6 +39,7 @@ const Choice* choices(int* count) {
       {true, portable_kernel()},
 #ifdef XNCAPS_X86
       {has_avx2(), avx2_kernel()},
+      {has_avx512bw(), avx512bw_kernel()},
       {has_avx512(), avx512_kernel()},
 #endif
   };

@@ -1,5 +1,5 @@
 // Products of signs: the linear layer. Columns are lanes: 32 outputs. The core, which counts the bits in which
-// rows differ from columns, is in count_bytes.h or count_pairs.h: one of them is included before.
+// rows differ from columns, is in count_bytes.h, count_pairs.h or count_slices.h: one of them is included before.
 #pragma once
 
 #include "blocks.h"
@@ -19,7 +19,9 @@ inline void count_any(int64_t count, int blocks, const Code* rows, int64_t row_s
 
 // Rows of codes lie this far apart: more than they take, and not a power of two, for then they would share
 // places in the cache.
-inline int64_t code_stride(int64_t bytes) { return (bytes + 63) / 64 * 64 + 32; }
+inline int64_t code_stride(int64_t bytes) {
+  return (code_room(Counting(), bytes) + 63) / 64 * 64 + 32;
+}
 
 // What the signs of a vector depend on, and the mean of its absolute numbers.
 struct Row {
@@ -126,7 +128,7 @@ inline void linear(const LinearCall& call) {
         encode_bytes(work.row, bytes, codes);
         prepare(Counting(), rows, codes, bytes);
       }
-      const int64_t together = rows == 1 ? kRowBlocks : kTileBlocks;
+      const int64_t together = blocks_of_tile(Counting(), rows);
       for (int64_t block = 0; block < blocks; block += together) {
         int count_blocks = static_cast<int>(blocks - block < together ? blocks - block : together);
         const uint8_t* columns = call.bits + block * kBlock * bytes;
