@@ -138,6 +138,12 @@ inline void write_windows(const ConvCall& call, const int32_t* counts, const flo
   }
 }
 
+// Windows that are counted together.
+inline int64_t group_of(const ConvCall& call) {
+  const int64_t windows = call.out_height * call.out_width;
+  return windows < kGroup ? windows : kGroup;
+}
+
 inline void conv(const ConvCall& call) {
   const Image image(call);
   const int64_t pixels = call.height * call.width, windows = call.out_height * call.out_width;
@@ -147,15 +153,17 @@ inline void conv(const ConvCall& call) {
     uint8_t *columns, *packed, *pixels;
     Code *image, *rows;
     float *block, *means, *windows;
+    Counts counts;
     Memory(const ConvCall& call, const Image& image, int64_t bytes, int64_t blocks, Parts& parts)
         : columns(parts.take<uint8_t>(blocks * bytes * kBlock)),
           packed(parts.take<uint8_t>(image.bytes * kBlock)),
           pixels(parts.take<uint8_t>(image.bytes * kBlock)),
           image(parts.take<Code>(image.size())),
-          rows(parts.take<Code>(kGroup * code_stride(bytes))),
+          rows(parts.take<Code>(group_of(call) * code_stride(bytes))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(call.height * call.width))),
-          windows(parts.take<float>(call.out_height * call.out_width)) {}
+          windows(parts.take<float>(call.out_height * call.out_width)),
+          counts(group_of(call), parts) {}
   };
   Parts count(nullptr);
   Memory(call, image, bytes, blocks, count);
@@ -170,7 +178,6 @@ inline void conv(const ConvCall& call) {
       transpose_bytes(call.bits + first * bytes, width, bytes, bytes, columns, kBlock);
     }
     std::memset(work.image, 0, image.size() * sizeof(Code));
-    alignas(64) int32_t counts[kGroup * kMostBlocks * kBlock];
     const int64_t end = call.batch * (part + 1) / parts_count;
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
       encode_image(call, image, call.x + sample * call.channels * pixels, work.block, work.packed,
@@ -187,9 +194,9 @@ inline void conv(const ConvCall& call) {
         const int64_t together = blocks_of_tile(Counting(), rows);
         for (int64_t block = 0; block < blocks; block += together) {
           const int64_t left = blocks - block, some = left < together ? left : together;
-          count_any(rows, static_cast<int>(some), work.rows, code_stride(bytes), bytes,
-                    work.columns + block * kBlock * bytes, counts);
-          write_windows(call, counts, work.windows, first, rows, block * kBlock, some, y);
+          count_any(Counting(), rows, some, work.rows, code_stride(bytes), bytes,
+                    work.columns + block * kBlock * bytes, work.counts.counts, work.counts.work);
+          write_windows(call, work.counts.counts, work.windows, first, rows, block * kBlock, some, y);
         }
       }
     }

@@ -87,8 +87,10 @@ inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int
   }
 }
 
-// Room for the codes of a row, and how many blocks of columns are counted at once for so many rows.
+// What a core asks for: room for the codes of a row, memory for a group of rows, and how many blocks of columns are
+// counted at once.
 inline int64_t code_room(InBytes, int64_t bytes) { return bytes; }
+inline int64_t bytes_of_work(InBytes, int64_t) { return 0; }
 inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
 
 // Codes of one of so many rows, made ready for being counted.
@@ -123,6 +125,17 @@ inline void count_group(InBytes, int64_t count, const Code* rows, int64_t row_st
     for (int64_t k = 0; k < count * Blocks * kBlock; ++k) {
       counts[k] = begin == 0 ? words[k] : counts[k] + words[k];
     }
+  }
+}
+
+// As count_group, for any number of blocks.
+template <int Blocks = kMostBlocks, class Core>
+inline void count_any(Core core, int64_t count, int64_t blocks, const Code* rows, int64_t row_stride,
+                      int64_t bytes, const uint8_t* columns, int32_t* counts, char* work) {
+  if (blocks == Blocks) {
+    count_group<Blocks>(core, count, rows, row_stride, bytes, columns, counts);
+  } else if constexpr (Blocks > 1) {
+    count_any<Blocks - 1>(core, count, blocks, rows, row_stride, bytes, columns, counts, work);
   }
 }
 

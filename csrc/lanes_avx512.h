@@ -55,7 +55,7 @@ inline void add_different(Bytes& sum, Bytes column, Bytes code) {
 // Products of signs are counted as whole registers where there are columns enough to fill them.
 struct InSlices : InBytes {};
 using Counting = InSlices;
-constexpr int kGroup = 128;  // rows for which tables of columns are made once
+constexpr int kGroup = 256;  // rows for which tables of columns are made once
 constexpr int kTileRows = 4, kTileBlocks = 16, kRowBlocks = 4;
 
 #endif

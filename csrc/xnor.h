@@ -6,17 +6,6 @@
 
 namespace xncaps::XNCAPS_ISA {
 
-// As count_group, for any number of blocks.
-template <int Blocks = kMostBlocks>
-inline void count_any(int64_t count, int blocks, const Code* rows, int64_t row_stride, int64_t bytes,
-                      const uint8_t* columns, int32_t* counts) {
-  if (blocks == Blocks) {
-    count_group<Blocks>(Counting(), count, rows, row_stride, bytes, columns, counts);
-  } else if constexpr (Blocks > 1) {
-    count_any<Blocks - 1>(count, blocks, rows, row_stride, bytes, columns, counts);
-  }
-}
-
 // Rows of codes lie this far apart: more than they take, and not a power of two, for then they would share
 // places in the cache.
 inline int64_t code_stride(int64_t bytes) {
@@ -61,10 +50,20 @@ inline float pack_row(Binarizer binarizer, const float* x, int64_t count, uint8_
   return row.mean;
 }
 
+// What counting a group of rows needs besides them.
+struct Counts {
+  int32_t* counts;
+  char* work;
+
+  Counts(int64_t rows, Parts& parts)
+      : counts(parts.take<int32_t>(rows * kMostBlocks * kBlock)),
+        work(parts.take<char>(bytes_of_work(Counting(), rows))) {}
+};
+
 // y of the rows of a group for as many blocks of outputs as a tile has.
 inline void multiply_columns(const LinearCall& call, const Code* codes, const float* means,
-                             int64_t first_row, int64_t rows, int64_t block, int blocks,
-                             const uint8_t* columns) {
+                             int64_t first_row, int64_t rows, int64_t block, int64_t blocks,
+                             const uint8_t* columns, const Counts& to) {
   const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
   const int64_t left = call.out_features - first;
   const int64_t width = left < blocks * kBlock ? left : blocks * kBlock;
@@ -73,13 +72,12 @@ inline void multiply_columns(const LinearCall& call, const Code* codes, const fl
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(out + row * call.out_features + k, 0, 2);
   }
-  alignas(64) int32_t counts[kGroup * kMostBlocks * kBlock];
-  count_any(rows, blocks, codes, code_stride(bytes), bytes, columns, counts);
+  count_any(Counting(), rows, blocks, codes, code_stride(bytes), bytes, columns, to.counts, to.work);
   const int32_t bits = static_cast<int32_t>(call.in_features);
   const float* __restrict scale = call.scale + first;
   const float* __restrict bias = call.bias == nullptr ? nullptr : call.bias + first;
   for (int64_t row = 0; row < rows; ++row) {
-    const int32_t* __restrict different = counts + row * blocks * kBlock;
+    const int32_t* __restrict different = to.counts + row * blocks * kBlock;
     const float mean = call.learned ? 1.0f : means[row];
     float* __restrict y = out + row * call.out_features;
     for (int64_t k = 0; k < width; ++k) {
@@ -99,18 +97,21 @@ inline void linear(const LinearCall& call) {
     uint8_t* row;
     Code* codes;
     float* means;
+    Counts counts;
     Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, Parts& parts)
         : narrow(parts.take<uint8_t>(narrow_bytes)),
           row(parts.take<uint8_t>(bytes)),
           codes(parts.take<Code>(rows * code_stride(bytes))),
-          means(parts.take<float>(rows)) {}
+          means(parts.take<float>(rows)),
+          counts(rows, parts) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
+  const int64_t group = call.rows < kGroup ? call.rows : kGroup;
   Parts count(nullptr);
-  Memory(bytes, narrow_bytes, kGroup, count);
+  Memory(bytes, narrow_bytes, group, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(bytes, narrow_bytes, kGroup, parts);
+    const Memory work(bytes, narrow_bytes, group, parts);
     if (narrow_bytes > 0) {
       std::memset(work.narrow, 0, narrow_bytes);
       for (int64_t k = 0; k < bytes; ++k) {
@@ -130,19 +131,20 @@ inline void linear(const LinearCall& call) {
       }
       const int64_t together = blocks_of_tile(Counting(), rows);
       for (int64_t block = 0; block < blocks; block += together) {
-        int count_blocks = static_cast<int>(blocks - block < together ? blocks - block : together);
+        int64_t count_blocks = blocks - block < together ? blocks - block : together;
         const uint8_t* columns = call.bits + block * kBlock * bytes;
         if (narrow_bytes > 0 && block + count_blocks == blocks) {
           // The narrow one comes alone.
           if (count_blocks > 1) {
             multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks - 1,
-                             columns);
+                             columns, work.counts);
           }
           block += count_blocks - 1;
           count_blocks = 1;
           columns = work.narrow;
         }
-        multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks, columns);
+        multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks, columns,
+                         work.counts);
       }
     }
   });
