@@ -61,21 +61,20 @@ inline Slice add(Slice& a, Slice b, Slice c) {
   return of_three<0xd4>(b, c, a);
 }
 
-template <int Shift>
-inline Slice shift_up(Slice a) { return _mm512_slli_epi16(a, Shift); }
-template <int Shift>
-inline HalfSlice shift_up(HalfSlice a) { return _mm256_slli_epi16(a, Shift); }
-template <int Shift>
-inline Slice shift_down(Slice a) { return _mm512_srli_epi16(a, Shift); }
-template <int Shift>
-inline HalfSlice shift_down(HalfSlice a) { return _mm256_srli_epi16(a, Shift); }
-
 // Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
-template <int Shift, class V>
-inline void exchange(V& a, V& b) {
-  constexpr uint64_t kOnes = Shift == 4 ? 0x0f : Shift == 2 ? 0x33 : 0x55;
-  const V lower = V{} + static_cast<long long>(kOnes * 0x0101010101010101);
-  const V up = shift_up<Shift>(b), down = shift_down<Shift>(a);
+template <int Shift>
+constexpr char kLower = Shift == 4 ? 0x0f : Shift == 2 ? 0x33 : 0x55;
+template <int Shift>
+inline void exchange(Slice& a, Slice& b) {
+  const Slice lower = _mm512_set1_epi8(kLower<Shift>);
+  const Slice up = _mm512_slli_epi16(b, Shift), down = _mm512_srli_epi16(a, Shift);
+  a = of_three<kSelect>(a, up, lower);
+  b = of_three<kSelect>(down, b, lower);
+}
+template <int Shift>
+inline void exchange(HalfSlice& a, HalfSlice& b) {
+  const HalfSlice lower = _mm256_set1_epi8(kLower<Shift>);
+  const HalfSlice up = _mm256_slli_epi16(b, Shift), down = _mm256_srli_epi16(a, Shift);
   a = of_three<kSelect>(a, up, lower);
   b = of_three<kSelect>(down, b, lower);
 }

@@ -4,8 +4,7 @@
 
 #include "lanes_x86.h"
 
-namespace xncaps {
-namespace {  // compiled anew for every instruction set
+namespace xncaps::XNCAPS_ISA {
 
 // How many of 8 bits are the same, minus how many are not.
 inline Bytes dot_of_bits(Bytes a, Bytes b) {
@@ -68,5 +67,4 @@ inline void add_different(Bytes& sum, Bytes column, Bytes code) {
   asm volatile("" : "+v"(sum));  // one by one: looking up several first takes too many registers
 }
 
-}  // namespace
-}  // namespace xncaps
+}  // namespace xncaps::XNCAPS_ISA

@@ -21,8 +21,8 @@ bool has_avx2() {
 }
 bool has_avx512bw() {
   return has_avx2() && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("avx512f") &&
-         __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
 }
 bool has_avx512() { return has_avx512bw() && __builtin_cpu_supports("avx512bitalg"); }
 #endif

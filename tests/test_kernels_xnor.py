@@ -91,13 +91,27 @@ def test_dot_products_are_exact_and_padding_bits_never_leak(kernel, binarizer):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tiles_of_all_sizes_count_exactly(kernel):
-    for out_features in (1, 31, 33, 64, 65, 96, 97, 127, 129, 257):
+    for out_features in (1, 31, 33, 64, 65, 96, 97, 127, 128, 129, 255, 256, 257, 511, 512, 513, 641):
         layer = exact(linear(1021, out_features, scale="learned", bias=False))
         x = rows(layer, 131)
         expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
         with kernels.use(kernel):
             for count in (*range(1, 10), 47, 48, 49, 63, 64, 65, 131):
                 assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("out_features", [160, 544])
+def test_groups_of_rows_and_steps_of_all_sizes_count_exactly(kernel, out_features):
+    for in_features, count in (
+        *((places, 5) for places in (*range(1, 10), 23, 24, 25, 47, 48, 49, 95, 96, 97, 145)),
+        *((57, count) for count in (127, 129, 255, 256, 257, 258, 515)),
+    ):
+        layer = exact(linear(in_features, out_features, scale="learned", bias=False))
+        x = rows(layer, count)
+        expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+        with kernels.use(kernel):
+            assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -114,6 +128,20 @@ def test_long_rows_overflow_no_counter(kernel, in_features):
     with kernels.use(kernel):
         for count in (1, 5):
             assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("in_features", [6095, 6096, 6097, 6144, 12_191, 12_193])
+@pytest.mark.parametrize("out_features", [128, 512])
+def test_long_rows_and_many_columns_overflow_no_counter(kernel, in_features, out_features):
+    layer = exact(XnorLinear(in_features, out_features, bias=False, scale="learned"))
+    layer.weight[::3] = 1.0
+    layer.weight[1::3] = -1.0
+    x = torch.stack([layer.weight[k] for k in (0, 1, 2, 5, 1)]).neg()
+    expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+    assert expected.min() == -in_features
+    with kernels.use(kernel):
+        assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -195,7 +223,8 @@ GEOMETRIES = {
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
 def test_windows_are_counted_exactly_and_padding_bits_never_leak(kernel, geometry):
-    outputs = dict.fromkeys((*range(1, 18), 31, 33, 64, 65), 3) | {127: 16, 128: 33, 300: 130}
+    outputs = dict.fromkeys((*range(1, 18), 31, 33, 64, 65), 3)
+    outputs |= {127: 16, 128: 33, 300: 130, 19: 256, 11: 301}
     for channels, filters in outputs.items():
         for how in ("sign", "midrange"):
             options = {"bias": False, "binarizer": how, "scale": "learned"}
