@@ -18,14 +18,22 @@
 
 #include <immintrin.h>
 
-#include <type_traits>
-
 #include "count_bytes.h"
 
 namespace xncaps::XNCAPS_ISA {
 
 using Slice = __m512i;
 using HalfSlice = __m256i;
+
+// The columns of one row, of so many that share a slice.
+template <int Rows>
+struct Share {
+  using Bits = Slice;
+};
+template <>
+struct Share<2> {
+  using Bits = HalfSlice;
+};
 
 constexpr int kStepBytes = 6, kTriples = 16;  // three places each
 constexpr int kDigits = 6;                    // of what is counted in a step: ones to thirty-twos
@@ -339,8 +347,7 @@ inline void count_slices(int64_t count, int64_t blocks, const Code* rows, int64_
     std::memset(static_cast<void*>(tallies), 0, (count + Rows - 1) / Rows * sizeof(Tally));
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t at = begin + step;
-      using V = std::conditional_t<Rows == 1, Slice, HalfSlice>;
-      tables.fill<V>(columns, bytes, blocks, at * kStepBytes);
+      tables.fill<typename Share<Rows>::Bits>(columns, bytes, blocks, at * kStepBytes);
       add_step<Rows>(tables, count, rows + bytes + at * kTriples, row_stride, step, tallies);
     }
     for (int64_t r = 0; r < count; r += Rows) {
