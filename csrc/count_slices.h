@@ -178,26 +178,27 @@ struct Tables {
   static void store(uint8_t* to, HalfSlice a) { store_bytes(to, a); }
 };
 
-// A triple of a row is its entry's offset, in the room of a code.
-inline int64_t offset_of(const Code& triple) {
-  static_assert(sizeof(Code) == sizeof(uint16_t) && sizeof(Tables::ones[0]) <= 1 << 16);
-  uint16_t offset;
-  std::memcpy(&offset, &triple, sizeof offset);
-  return offset;
-}
+// A triple of a row is the offset of its entry.
+constexpr int kTripleBytes = 2;
+static_assert(sizeof(Tables::ones[0]) <= 1 << 8 * kTripleBytes);
 
 // The triples of one row, or of two whose halves share a register.
 template <int Rows>
 struct Triples {
-  const Code* row[Rows];
+  const uint8_t* row[Rows];
 
+  int64_t offset(int r, int k) const {
+    uint16_t offset;
+    std::memcpy(&offset, row[r] + k * kTripleBytes, sizeof offset);
+    return offset;
+  }
   Slice load(const uint8_t (*entries)[Tables::kEntry], int k) const {
     const uint8_t* table = entries[0];
     if constexpr (Rows == 1) {
-      return _mm512_load_si512(table + offset_of(row[0][k]));
+      return _mm512_load_si512(table + offset(0, k));
     } else {
-      const Bytes one = load_bytes(table + offset_of(row[0][k]));
-      const Bytes other = load_bytes(table + offset_of(row[1][k]));
+      const Bytes one = load_bytes(table + offset(0, k));
+      const Bytes other = load_bytes(table + offset(1, k));
       return _mm512_inserti64x4(_mm512_castsi256_si512(one), other, 1);
     }
   }
@@ -247,18 +248,17 @@ struct Adder {
   }
 };
 
-// Adds a step, of which there were so many before, to the tallies of `count` rows. Their codes lie `stride` apart;
-// `codes` are the triples of the first one's step.
+// Adds a step, of which there were so many before, to the tallies of `count` rows, whose triples lie `stride` apart.
 template <int Rows>
-__attribute__((noinline)) void add_step(const Tables& all, int64_t count, const Code* codes,
+__attribute__((noinline)) void add_step(const Tables& all, int64_t count, const uint8_t* row,
                                         int64_t stride, int64_t before, Tally* tally) {
-  for (int64_t r = 0; r < count; r += Rows, ++tally, codes += Rows * stride) {
-    __builtin_prefetch(codes + (r + 4 * Rows < count ? 4 * Rows * stride : 0));
+  for (int64_t r = 0; r < count; r += Rows, ++tally, row += Rows * stride) {
+    __builtin_prefetch(row + (r + 4 * Rows < count ? 4 * Rows * stride : 0));
     const Tables* tables = &all;
     // Else the compiler makes addresses in advance, more of them than there are registers for.
     asm volatile("" : "+r"(tables));
-    Triples<Rows> triples{{codes}};
-    if (Rows == 2) triples.row[Rows - 1] = r + 1 < count ? codes + stride : codes;
+    Triples<Rows> triples{{row}};
+    if (Rows == 2) triples.row[Rows - 1] = r + 1 < count ? row + stride : row;
     Slice* digits = tally->digits;
     Adder<Rows> adder{*tables, triples, digits[0], digits[1], digits[2], digits[3]};
     const auto carries = adder.add_sixteen();
@@ -308,29 +308,40 @@ inline int64_t steps_for(int64_t bytes) { return (bytes + kStepBytes - 1) / kSte
 // Columns that a tile of so many rows has.
 inline int64_t blocks_of_tile(InSlices, int64_t rows) { return rows > kFewRows ? kSliceBlocks : kRowBlocks; }
 
-// The triples of a row lie behind its codes.
-inline int64_t code_room(InSlices, int64_t bytes) { return bytes + steps_for(bytes) * kTriples; }
+// The triples of a row lie behind its codes. They are made for two steps at once.
+constexpr int64_t kTwoSteps = 2 * kTriples * kTripleBytes;
+inline int64_t triples_at(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+inline int64_t code_room(InSlices, int64_t bytes) {
+  return triples_at(bytes) + (steps_for(bytes) + 1) / 2 * kTwoSteps;
+}
+
+// How to move the three bits of a triple to bits 6 to 8 of a word, so that they are the offset of an entry: the two
+// bytes that go there first, and how far the word is shifted down.
+struct Moves {
+  alignas(64) uint8_t bytes[2 * kTriples][2];
+  alignas(64) uint16_t down[2 * kTriples];
+  constexpr Moves() : bytes(), down() {
+    for (int t = 0; t < 2 * kTriples; ++t) {
+      const int byte = 3 * t / 8, bit = 3 * t % 8, above = bit < 6;  // above: it comes from the upper byte alone
+      bytes[t][0] = static_cast<uint8_t>(byte);
+      bytes[t][1] = static_cast<uint8_t>(above ? byte : byte + 1);
+      down[t] = static_cast<uint16_t>(above ? bit + 2 : bit - 6);
+    }
+  }
+};
+constexpr Moves kMoves;
+static_assert(Tables::kEntry == 1 << 6);
 
 inline void prepare(InSlices, int64_t count, Code* codes, int64_t bytes) {
   if (count <= kFewRows) return;
-  Code* to = codes + bytes;
-  for (int64_t k = 0; k < bytes; k += kStepBytes, to += kTriples) {
-    Code padded[kStepBytes] = {};
-    const bool whole = k + kStepBytes <= bytes;
-    if (!whole) std::memcpy(padded, codes + k, (bytes - k) * sizeof(Code));
-    const Code* from = whole ? codes + k : padded;
-    // The higher half of each byte of a code is four bits of the row.
-    uint64_t first;
-    uint32_t last;
-    std::memcpy(&first, from, sizeof first);
-    std::memcpy(&last, from + 4, sizeof last);
-    const uint64_t bits =
-        _pext_u64(first, 0xf0f0f0f0f0f0f0f0) | uint64_t{_pext_u32(last, 0xf0f0f0f0)} << 32;
-#pragma GCC unroll 4
-    for (int t = 0; t < kTriples; t += 4) {
-      const uint64_t offsets = _pdep_u64(bits >> 3 * t, 7 * Tables::kEntry * 0x0001000100010001);
-      std::memcpy(to + t, &offsets, sizeof offsets);
-    }
+  uint8_t* to = codes + triples_at(bytes);
+  const __m512i order = _mm512_load_si512(kMoves.bytes), down = _mm512_load_si512(kMoves.down);
+  for (int64_t k = 0; k < bytes; k += 2 * kStepBytes, to += kTwoSteps) {
+    const int64_t left = bytes - k < 2 * kStepBytes ? bytes - k : 2 * kStepBytes;
+    const __m128i some = _mm_maskz_loadu_epi8(static_cast<__mmask16>((1 << left) - 1), codes + k);
+    const __m512i words = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(some), order);
+    const __m512i mask = _mm512_set1_epi16(7 * Tables::kEntry);
+    _mm512_storeu_si512(to, _mm512_and_si512(_mm512_srlv_epi16(words, down), mask));
   }
 }
 
@@ -348,7 +359,8 @@ inline void count_slices(int64_t count, int64_t blocks, const Code* rows, int64_
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t at = begin + step;
       tables.fill<typename Share<Rows>::Bits>(columns, bytes, blocks, at * kStepBytes);
-      add_step<Rows>(tables, count, rows + bytes + at * kTriples, row_stride, step, tallies);
+      add_step<Rows>(tables, count, rows + triples_at(bytes) + at * kTriples * kTripleBytes, row_stride, step,
+                     tallies);
     }
     for (int64_t r = 0; r < count; r += Rows) {
       read_tally<Rows>(tallies[r / Rows], steps, count - r < Rows ? count - r : Rows, blocks, begin == 0,

@@ -20,10 +20,6 @@ inline Bytes dot_of_bits(Bytes a, Bytes b) {
 // parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the count.
 struct InBytes {};
 constexpr int kCodeParts = 2;
-struct Code {
-  uint8_t offset[kCodeParts];  // of the tables
-};
-
 struct HalfCounts {
   alignas(64) uint8_t count[16][16];
   constexpr HalfCounts() : count() {
@@ -37,29 +33,13 @@ struct HalfCounts {
 };
 constexpr HalfCounts kHalfCounts;
 
-inline Code code_of(uint8_t byte) {
-  return {{static_cast<uint8_t>(byte << 4), static_cast<uint8_t>(byte & 0xf0)}};
-}
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  const __m256i high = _mm256_set1_epi8(static_cast<char>(0xf0));
-  int64_t k = 0;
-  for (; k + 32 <= count; k += 32) {
-    const __m256i bytes = load_bytes(from + k);
-    const __m256i a = _mm256_and_si256(_mm256_slli_epi16(bytes, 4), high);
-    const __m256i b = _mm256_and_si256(bytes, high);
-    const __m256i even = _mm256_unpacklo_epi8(a, b), odd = _mm256_unpackhi_epi8(a, b);
-    store_bytes(to + k, _mm256_permute2x128_si256(even, odd, 0x20));
-    store_bytes(to + k + 16, _mm256_permute2x128_si256(even, odd, 0x31));
-  }
-  for (; k < count; ++k) to[k] = code_of(from[k]);
-}
-// A part of the bytes of a column, and what of a code is compared with it.
+// A part of the bytes of a column, and the table that is looked up with it.
 inline Bytes part_of(Bytes column, int part) {
   const __m256i half = part == 0 ? column : _mm256_srli_epi16(column, 4);
   return _mm256_and_si256(half, _mm256_set1_epi8(15));
 }
-inline Bytes part_of(Code code, int part) {
-  const uint8_t* table = &kHalfCounts.count[0][0] + code.offset[part];
+inline Bytes table_at(int offset) {
+  const uint8_t* table = &kHalfCounts.count[0][0] + offset;
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
 inline void add_different(Bytes& sum, Bytes column, Bytes code) {

@@ -22,6 +22,11 @@ constexpr int kAhead = 1024;  // weights of a projection are asked for so many f
 constexpr int kRowsOfOne = 8;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
+using Code = uint8_t;
+inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
+  std::memcpy(to, from, count);
+}
+
 #ifdef __AVX512BITALG__
 
 inline Bytes count_different_bits(Bytes a, Bytes b) {
@@ -40,10 +45,6 @@ struct InPairs : InBytes {};
 using Counting = InPairs;
 constexpr int kGroup = 128;  // rows for which columns are taken apart once
 constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
-using Code = uint8_t;
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  std::memcpy(to, from, count);
-}
 inline Bytes part_of(Bytes column, int) { return column; }
 inline Bytes part_of(Code code, int) { return set_bytes(code); }
 inline void add_different(Bytes& sum, Bytes column, Bytes code) {
@@ -57,6 +58,9 @@ struct InSlices : InBytes {};
 using Counting = InSlices;
 constexpr int kGroup = 256;  // rows for which tables of columns are made once
 constexpr int kTileRows = 4, kTileBlocks = 16, kRowBlocks = 4;
+inline Bytes part_of(Code code, int part) {
+  return table_at(part == 0 ? (code & 0x0f) << 4 : code & 0xf0);
+}
 
 #endif
 
