@@ -148,7 +148,7 @@ inline void conv(const ConvCall& call) {
   const Image image(call);
   const int64_t pixels = call.height * call.width, windows = call.out_height * call.out_width;
   const int64_t bytes = call.kernel[0] * call.kernel[1] * image.bytes;
-  const int64_t blocks = blocks_for(call.out_channels);
+  const int64_t blocks = blocks_for(call.out_channels), stride = code_stride(bytes, blocks);
   struct Memory {
     uint8_t *columns, *packed, *pixels;
     Code *image, *rows;
@@ -159,7 +159,7 @@ inline void conv(const ConvCall& call) {
           packed(parts.take<uint8_t>(image.bytes * kBlock)),
           pixels(parts.take<uint8_t>(image.bytes * kBlock)),
           image(parts.take<Code>(image.size())),
-          rows(parts.take<Code>(group_of(call) * code_stride(bytes))),
+          rows(parts.take<Code>(group_of(call) * code_stride(bytes, blocks))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(call.height * call.width))),
           windows(parts.take<float>(call.out_height * call.out_width)),
@@ -187,14 +187,14 @@ inline void conv(const ConvCall& call) {
       for (int64_t first = 0; first < windows; first += kGroup) {
         const int64_t rows = windows - first < kGroup ? windows - first : kGroup;
         for (int64_t r = 0; r < rows; ++r) {
-          Code* codes = work.rows + r * code_stride(bytes);
+          Code* codes = work.rows + r * stride;
           copy_window(call, image, work.image, first + r, codes);
-          prepare(Counting(), rows, codes, bytes);
+          prepare(Counting(), rows, blocks, codes, bytes);
         }
         const int64_t together = blocks_of_tile(Counting(), rows);
         for (int64_t block = 0; block < blocks; block += together) {
           const int64_t left = blocks - block, some = left < together ? left : together;
-          count_any(Counting(), rows, some, work.rows, code_stride(bytes), bytes,
+          count_any(Counting(), rows, some, work.rows, stride, bytes,
                     work.columns + block * kBlock * bytes, work.counts.counts, work.counts.work);
           write_windows(call, work.counts.counts, work.windows, first, rows, block * kBlock, some, y);
         }

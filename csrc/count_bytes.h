@@ -87,14 +87,14 @@ inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int
   }
 }
 
-// What a core asks for: room for the codes of a row, memory for a group of rows, and how many blocks of columns are
-// counted at once.
-inline int64_t code_room(InBytes, int64_t bytes) { return bytes; }
+// What a core asks for: room for the codes of a row of a layer with so many blocks of columns, memory for a group of
+// rows, and how many blocks are counted at once.
+inline int64_t code_room(InBytes, int64_t bytes, int64_t) { return bytes; }
 inline int64_t bytes_of_work(InBytes, int64_t) { return 0; }
 inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
 
-// Codes of one of so many rows, made ready for being counted.
-inline void prepare(InBytes, int64_t, Code*, int64_t) {}
+// Codes of one of so many rows, made ready for being counted in so many blocks.
+inline void prepare(InBytes, int64_t, int64_t, Code*, int64_t) {}
 
 // counts[row][block][lane] = bits in which the rows of a group differ from columns, of which byte k of a block
 // is at columns + (block * bytes + k) * 32.
@@ -128,7 +128,7 @@ inline void count_group(InBytes, int64_t count, const Code* rows, int64_t row_st
   }
 }
 
-// As count_group, for any number of blocks.
+// As count_group, for any number of blocks; `work` is what bytes_of_work asks for.
 template <int Blocks = kMostBlocks, class Core>
 inline void count_any(Core core, int64_t count, int64_t blocks, const Code* rows, int64_t row_stride,
                       int64_t bytes, const uint8_t* columns, int32_t* counts, char* work) {

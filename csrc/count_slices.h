@@ -2,7 +2,7 @@
 // numbers whose digits lie in different registers.
 //
 // A slice has a bit for each of 512 columns: whether their signs differ from a row's at one place. Of three places
-// the number that differ, 0 to 3, is two slices, one of ones and one of twos. It depends on three bits of the row
+// the number that differ, 0 to 3, is two slices, one of ones and one of twos. Of the row they depend on three bits
 // only, so that both are looked up in a table of eight, made once for many rows. Full adders, of two instructions,
 // add them to what has been counted:
 //
@@ -25,7 +25,7 @@ namespace xncaps::XNCAPS_ISA {
 using Slice = __m512i;
 using HalfSlice = __m256i;
 
-// The columns of one row, of so many that share a slice.
+// What a register holds for each of so many rows that share it.
 template <int Rows>
 struct Share {
   using Bits = Slice;
@@ -41,9 +41,10 @@ constexpr int kLevels = 7;                    // of carries that are worth 64 an
 constexpr int64_t kMostSteps = (1 << kLevels) - 1;
 static_assert(kStepBytes * 8 * kMostSteps < 1 << (kDigits + kLevels), "no carry is lost");
 
-// Blocks of columns in a slice; at most these are counted without slices, and so many rows.
-constexpr int kSliceBlocks = 16, kFewBlocks = 3, kFewRows = 3;
+// Blocks of columns in a slice. Up to these few blocks or rows are counted byte by byte.
+constexpr int kSliceBlocks = 16, kFewBlocks = 4, kFewRows = 3;
 static_assert(kTileBlocks == kSliceBlocks && kFewBlocks <= kRowBlocks);
+inline bool by_slices(int64_t rows, int64_t blocks) { return rows > kFewRows && blocks > kFewBlocks; }
 
 // A function of three bits: bit 4 a + 2 b + c of the truth table.
 template <int Truth>
@@ -69,9 +70,9 @@ inline Slice add(Slice& a, Slice b, Slice c) {
   return of_three<0xd4>(b, c, a);
 }
 
-// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
 template <int Shift>
 constexpr char kLower = Shift == 4 ? 0x0f : Shift == 2 ? 0x33 : 0x55;
+// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
 template <int Shift>
 inline void exchange(Slice& a, Slice& b) {
   const Slice lower = _mm512_set1_epi8(kLower<Shift>);
@@ -107,19 +108,20 @@ struct Tables {
   alignas(64) uint8_t twos[kTriples][8][kEntry];
 
   // Byte k of a block is at columns + (block * bytes + k) * 32; `first` is the first one of the step. What lies past
-  // the last block or byte is zero.
+  // the last block or byte counts as zero.
   template <class V>
   void fill(const uint8_t* columns, int64_t bytes, int64_t blocks, int64_t first) {
     constexpr int kAll = kSliceBlocks * sizeof(V) / sizeof(Slice);
     const uint8_t* from = columns + first * kBlock;
     int64_t stride = bytes * kBlock;
-    // The next step's, from far away.
+    // Asks for the columns of the next step, which come from far away.
     for (int64_t block = 0; first + 2 * kStepBytes <= bytes && block < blocks; ++block) {
 #pragma GCC unroll 4
       for (int k = 0; k < kStepBytes; k += 2) {
         __builtin_prefetch(from + block * stride + (kStepBytes + k) * kBlock);
       }
     }
+    // Slices and steps that are not whole are filled up with zeros.
     alignas(64) uint8_t padded[kAll][kStepBytes][kBlock];
     const int64_t there = bytes - first < kStepBytes ? bytes - first : kStepBytes;
     if (blocks < kAll || there < kStepBytes) {
@@ -250,10 +252,12 @@ struct Adder {
 
 // Adds a step, of which there were so many before, to the tallies of `count` rows, whose triples lie `stride` apart.
 template <int Rows>
-__attribute__((noinline)) void add_step(const Tables& all, int64_t count, const uint8_t* row,
-                                        int64_t stride, int64_t before, Tally* tally) {
-  for (int64_t r = 0; r < count; r += Rows, ++tally, row += Rows * stride) {
-    __builtin_prefetch(row + (r + 4 * Rows < count ? 4 * Rows * stride : 0));
+__attribute__((noinline)) void add_step(const Tables& all, int64_t count, const uint8_t* rows,
+                                        int64_t stride, int64_t before, Tally* tallies) {
+  for (int64_t r = 0; r < count; r += Rows) {
+    const uint8_t* row = rows + r * stride;
+    Tally* tally = tallies + r / Rows;
+    __builtin_prefetch(r + 4 * Rows < count ? row + 4 * Rows * stride : row);  // soon to be read
     const Tables* tables = &all;
     // Else the compiler makes addresses in advance, more of them than there are registers for.
     asm volatile("" : "+r"(tables));
@@ -305,35 +309,37 @@ inline void read_tally(const Tally& tally, int64_t steps, int64_t count, int64_t
 
 inline int64_t steps_for(int64_t bytes) { return (bytes + kStepBytes - 1) / kStepBytes; }
 
-// Columns that a tile of so many rows has.
+// Blocks of columns that are counted at once for so many rows.
 inline int64_t blocks_of_tile(InSlices, int64_t rows) { return rows > kFewRows ? kSliceBlocks : kRowBlocks; }
 
 // The triples of a row lie behind its codes. They are made for two steps at once.
 constexpr int64_t kTwoSteps = 2 * kTriples * kTripleBytes;
 inline int64_t triples_at(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-inline int64_t code_room(InSlices, int64_t bytes) {
-  return triples_at(bytes) + (steps_for(bytes) + 1) / 2 * kTwoSteps;
+inline int64_t code_room(InSlices, int64_t bytes, int64_t blocks) {
+  return blocks > kFewBlocks ? triples_at(bytes) + (steps_for(bytes) + 1) / 2 * kTwoSteps : bytes;
 }
 
-// How to move the three bits of a triple to bits 6 to 8 of a word, so that they are the offset of an entry: the two
-// bytes that go there first, and how far the word is shifted down.
+// How the three bits of a triple get to bits 6 to 8 of a word, where they are the offset of an entry: the two bytes
+// that the word is made of, and how far it is shifted down.
 struct Moves {
   alignas(64) uint8_t bytes[2 * kTriples][2];
   alignas(64) uint16_t down[2 * kTriples];
   constexpr Moves() : bytes(), down() {
     for (int t = 0; t < 2 * kTriples; ++t) {
-      const int byte = 3 * t / 8, bit = 3 * t % 8, above = bit < 6;  // above: it comes from the upper byte alone
+      const int byte = 3 * t / 8, bit = 3 * t % 8;
+      const bool within = bit + 3 <= 8;  // one byte, which is the upper one then: bits 8 to 15
       bytes[t][0] = static_cast<uint8_t>(byte);
-      bytes[t][1] = static_cast<uint8_t>(above ? byte : byte + 1);
-      down[t] = static_cast<uint16_t>(above ? bit + 2 : bit - 6);
+      bytes[t][1] = static_cast<uint8_t>(within ? byte : byte + 1);
+      down[t] = static_cast<uint16_t>(within ? bit + 2 : bit - 6);
     }
   }
 };
 constexpr Moves kMoves;
 static_assert(Tables::kEntry == 1 << 6);
 
-inline void prepare(InSlices, int64_t count, Code* codes, int64_t bytes) {
-  if (count <= kFewRows) return;
+// Makes the triples, where they will be looked at.
+inline void prepare(InSlices, int64_t count, int64_t blocks, Code* codes, int64_t bytes) {
+  if (!by_slices(count, blocks)) return;
   uint8_t* to = codes + triples_at(bytes);
   const __m512i order = _mm512_load_si512(kMoves.bytes), down = _mm512_load_si512(kMoves.down);
   for (int64_t k = 0; k < bytes; k += 2 * kStepBytes, to += kTwoSteps) {
@@ -371,7 +377,7 @@ inline void count_slices(int64_t count, int64_t blocks, const Code* rows, int64_
 
 inline void count_any(InSlices, int64_t count, int64_t blocks, const Code* rows, int64_t row_stride,
                       int64_t bytes, const uint8_t* columns, int32_t* counts, char* work) {
-  if (blocks <= kFewBlocks || count <= kFewRows) {
+  if (!by_slices(count, blocks)) {
     return count_any<kRowBlocks>(InBytes(), count, blocks, rows, row_stride, bytes, columns, counts, work);
   }
   const auto run = blocks <= kSliceBlocks / 2 ? &count_slices<2> : &count_slices<1>;

@@ -1,4 +1,5 @@
 #define XNCAPS_ISA avx512
+#define XNCAPS_BITALG
 
 #include "lanes_avx512.h"
 

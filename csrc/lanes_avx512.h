@@ -1,5 +1,5 @@
-// The lanes of AVX-512 (F, BW, DQ, VL): 16 floats; bytes in halves of a register. With BITALG or without: it
-// counts the bits of bytes.
+// The lanes of AVX-512 (F, BW, DQ, VL): 16 floats; bytes in halves of a register. With XNCAPS_BITALG also those of
+// BITALG, which counts the bits of bytes.
 #pragma once
 
 #include <immintrin.h>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifndef __AVX512BITALG__
+#ifndef XNCAPS_BITALG
 #include "half_bytes.h"
 #endif
 #include "layout.h"
@@ -27,7 +27,7 @@ inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
   std::memcpy(to, from, count);
 }
 
-#ifdef __AVX512BITALG__
+#ifdef XNCAPS_BITALG
 
 inline Bytes count_different_bits(Bytes a, Bytes b) {
   return _mm256_popcnt_epi8(_mm256_xor_si256(a, b));
@@ -53,11 +53,11 @@ inline void add_different(Bytes& sum, Bytes column, Bytes code) {
 
 #else
 
-// Products of signs are counted as whole registers where there are columns enough to fill them.
+// Products of signs are counted in slices where there are columns enough to fill them, else byte by byte.
 struct InSlices : InBytes {};
 using Counting = InSlices;
 constexpr int kGroup = 256;  // rows for which tables of columns are made once
-constexpr int kTileRows = 4, kTileBlocks = 16, kRowBlocks = 4;
+constexpr int kTileRows = 8, kTileBlocks = 16, kRowBlocks = 4;  // a tile is a slice
 inline Bytes part_of(Code code, int part) {
   return table_at(part == 0 ? (code & 0x0f) << 4 : code & 0xf0);
 }

@@ -8,8 +8,8 @@ namespace xncaps::XNCAPS_ISA {
 
 // Rows of codes lie this far apart: more than they take, and not a power of two, for then they would share
 // places in the cache.
-inline int64_t code_stride(int64_t bytes) {
-  return (code_room(Counting(), bytes) + 63) / 64 * 64 + 32;
+inline int64_t code_stride(int64_t bytes, int64_t blocks) {
+  return (code_room(Counting(), bytes, blocks) + 63) / 64 * 64 + 32;
 }
 
 // What the signs of a vector depend on, and the mean of its absolute numbers.
@@ -61,9 +61,9 @@ struct Counts {
 };
 
 // y of the rows of a group for as many blocks of outputs as a tile has.
-inline void multiply_columns(const LinearCall& call, const Code* codes, const float* means,
-                             int64_t first_row, int64_t rows, int64_t block, int64_t blocks,
-                             const uint8_t* columns, const Counts& to) {
+inline void multiply_columns(const LinearCall& call, const Code* codes, int64_t stride,
+                             const float* means, int64_t first_row, int64_t rows, int64_t block,
+                             int64_t blocks, const uint8_t* columns, const Counts& to) {
   const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
   const int64_t left = call.out_features - first;
   const int64_t width = left < blocks * kBlock ? left : blocks * kBlock;
@@ -72,7 +72,7 @@ inline void multiply_columns(const LinearCall& call, const Code* codes, const fl
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(out + row * call.out_features + k, 0, 2);
   }
-  count_any(Counting(), rows, blocks, codes, code_stride(bytes), bytes, columns, to.counts, to.work);
+  count_any(Counting(), rows, blocks, codes, stride, bytes, columns, to.counts, to.work);
   const int32_t bits = static_cast<int32_t>(call.in_features);
   const float* __restrict scale = call.scale + first;
   const float* __restrict bias = call.bias == nullptr ? nullptr : call.bias + first;
@@ -98,20 +98,21 @@ inline void linear(const LinearCall& call) {
     Code* codes;
     float* means;
     Counts counts;
-    Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, Parts& parts)
+    Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, int64_t stride, Parts& parts)
         : narrow(parts.take<uint8_t>(narrow_bytes)),
           row(parts.take<uint8_t>(bytes)),
-          codes(parts.take<Code>(rows * code_stride(bytes))),
+          codes(parts.take<Code>(rows * stride)),
           means(parts.take<float>(rows)),
           counts(rows, parts) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
   const int64_t group = call.rows < kGroup ? call.rows : kGroup;
   Parts count(nullptr);
-  Memory(bytes, narrow_bytes, group, count);
+  const int64_t stride = code_stride(bytes, blocks);
+  Memory(bytes, narrow_bytes, group, stride, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(bytes, narrow_bytes, group, parts);
+    const Memory work(bytes, narrow_bytes, group, stride, parts);
     if (narrow_bytes > 0) {
       std::memset(work.narrow, 0, narrow_bytes);
       for (int64_t k = 0; k < bytes; ++k) {
@@ -125,9 +126,9 @@ inline void linear(const LinearCall& call) {
       for (int64_t r = 0; r < rows; ++r) {
         work.means[r] = pack_row(call.binarizer, call.x + (first + r) * call.in_features,
                                  call.in_features, work.row);
-        Code* codes = work.codes + r * code_stride(bytes);
+        Code* codes = work.codes + r * stride;
         encode_bytes(work.row, bytes, codes);
-        prepare(Counting(), rows, codes, bytes);
+        prepare(Counting(), rows, blocks, codes, bytes);
       }
       const int64_t together = blocks_of_tile(Counting(), rows);
       for (int64_t block = 0; block < blocks; block += together) {
@@ -136,15 +137,15 @@ inline void linear(const LinearCall& call) {
         if (narrow_bytes > 0 && block + count_blocks == blocks) {
           // The narrow one comes alone.
           if (count_blocks > 1) {
-            multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks - 1,
-                             columns, work.counts);
+            multiply_columns(call, work.codes, stride, work.means, first, rows, block,
+                             count_blocks - 1, columns, work.counts);
           }
           block += count_blocks - 1;
           count_blocks = 1;
           columns = work.narrow;
         }
-        multiply_columns(call, work.codes, work.means, first, rows, block, count_blocks, columns,
-                         work.counts);
+        multiply_columns(call, work.codes, stride, work.means, first, rows, block, count_blocks,
+                         columns, work.counts);
       }
     }
   });
