@@ -35,6 +35,14 @@ def seeded(*numbers):
     return torch.Generator().manual_seed(seed)
 
 
+def shake(layer, *numbers):
+    """No parameter at its start, all of them of these numbers alone."""
+    random = seeded(*numbers)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=random))
+    return layer
+
+
 def make(projection, agreement, *sizes, iterations=3, seed=0, **options):
     """A float32 layer with weights as wide as at its start, and no other parameter at it."""
     layer = CapsuleLinear(
