@@ -229,6 +229,18 @@ def test_windows_are_counted_exactly_and_padding_bits_never_leak(kernel, geometr
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("windows", range(1, 6))
+def test_few_windows_of_many_filters_are_counted_exactly(kernel, windows):
+    for filters in (64, 130, 288, 600):
+        layer = shake(XnorConv2d(11, filters, 3, bias=False, scale="learned"), filters)
+        x = torch.randn(1, 11, 3, 2 + windows, generator=seeded(windows))
+        weight = signs(layer.weight, "sign", 1).double()
+        expected = F.conv2d(signs(x, "sign", 1).double(), weight)
+        with kernels.use(kernel):
+            assert torch.equal(exact(layer)(x), expected.float())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
 @pytest.mark.parametrize("binarizer", BINARIZERS)
 @pytest.mark.parametrize("scale", ["mean", "learned"])
