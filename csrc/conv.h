@@ -39,7 +39,7 @@ struct Image {
 // Fills the codes of an image, and the mean of abs(x) over the channels of every pixel. The padding is
 // there already.
 inline void encode_image(const ConvCall& call, const Image& image, const float* x, float* block,
-                         uint8_t* packed, uint8_t* pixels, Code* codes, float* means) {
+                         uint8_t* packed, uint8_t* pixels, uint8_t* codes, float* means) {
   const int64_t count = call.height * call.width;
   for (int64_t first = 0; first < count; first += kBlock) {
     const int64_t width = width_at(first, count);
@@ -62,16 +62,16 @@ inline void encode_image(const ConvCall& call, const Image& image, const float* 
     for (int64_t k = 0; k < width;) {
       const int64_t row = (first + k) / call.width, column = (first + k) % call.width;
       const int64_t rest = call.width - column, run = rest < width - k ? rest : width - k;
-      encode_bytes(pixels + k * image.bytes, run * image.bytes,
-                   codes + image.at(row + call.padding[0], column + call.padding[1]));
+      std::memcpy(codes + image.at(row + call.padding[0], column + call.padding[1]),
+                  pixels + k * image.bytes, run * image.bytes);
       k += run;
     }
   }
 }
 
 // The codes of a window, place by place.
-inline void copy_window(const ConvCall& call, const Image& image, const Code* codes, int64_t window,
-                        Code* to) {
+inline void copy_window(const ConvCall& call, const Image& image, const uint8_t* codes, int64_t window,
+                        uint8_t* to) {
   const int64_t row = window / call.out_width * call.stride[0];
   const int64_t column = window % call.out_width * call.stride[1];
   const bool together = call.dilation[1] == 1;
@@ -79,8 +79,8 @@ inline void copy_window(const ConvCall& call, const Image& image, const Code* co
   const int64_t size = together ? call.kernel[1] * image.bytes : image.bytes;
   for (int64_t ky = 0; ky < call.kernel[0]; ++ky) {
     for (int64_t run = 0; run < runs; ++run, to += size) {
-      const Code* from = codes + image.at(row + ky * call.dilation[0], column + run * call.dilation[1]);
-      std::memcpy(to, from, size * sizeof(Code));
+      const uint8_t* from = codes + image.at(row + ky * call.dilation[0], column + run * call.dilation[1]);
+      std::memcpy(to, from, size);
     }
   }
 }
@@ -138,56 +138,51 @@ inline void write_windows(const ConvCall& call, const int32_t* counts, const flo
   }
 }
 
-// Windows that are counted together.
-inline int64_t group_of(const ConvCall& call) {
-  const int64_t windows = call.out_height * call.out_width;
-  return windows < kGroup ? windows : kGroup;
-}
-
 inline void conv(const ConvCall& call) {
   const Image image(call);
   const int64_t pixels = call.height * call.width, windows = call.out_height * call.out_width;
   const int64_t bytes = call.kernel[0] * call.kernel[1] * image.bytes;
   const int64_t blocks = blocks_for(call.out_channels), stride = code_stride(bytes, blocks);
+  const int64_t group = group_for(windows);
   struct Memory {
     uint8_t *columns, *packed, *pixels;
-    Code *image, *rows;
+    uint8_t *image, *rows;
     float *block, *means, *windows;
     Counts counts;
-    Memory(const ConvCall& call, const Image& image, int64_t bytes, int64_t blocks, Parts& parts)
+    Memory(const ConvCall& call, const Image& image, int64_t bytes, int64_t blocks, int64_t group, Parts& parts)
         : columns(parts.take<uint8_t>(blocks * bytes * kBlock)),
           packed(parts.take<uint8_t>(image.bytes * kBlock)),
           pixels(parts.take<uint8_t>(image.bytes * kBlock)),
-          image(parts.take<Code>(image.size())),
-          rows(parts.take<Code>(group_of(call) * code_stride(bytes, blocks))),
+          image(parts.take<uint8_t>(image.size())),
+          rows(parts.take<uint8_t>(group * code_stride(bytes, blocks))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(call.height * call.width))),
           windows(parts.take<float>(call.out_height * call.out_width)),
-          counts(group_of(call), parts) {}
+          counts(group, parts) {}
   };
   Parts count(nullptr);
-  Memory(call, image, bytes, blocks, count);
+  Memory(call, image, bytes, blocks, group, count);
   const int64_t parts_count = call.batch < call.threads ? call.batch : call.threads;
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(call, image, bytes, blocks, parts);
+    const Memory work(call, image, bytes, blocks, group, parts);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t first = block * kBlock, width = width_at(first, call.out_channels);
       uint8_t* columns = work.columns + first * bytes;
       if (width < kBlock) std::memset(columns, 0, bytes * kBlock);
       transpose_bytes(call.bits + first * bytes, width, bytes, bytes, columns, kBlock);
     }
-    std::memset(work.image, 0, image.size() * sizeof(Code));
+    std::memset(work.image, 0, image.size());
     const int64_t end = call.batch * (part + 1) / parts_count;
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
       encode_image(call, image, call.x + sample * call.channels * pixels, work.block, work.packed,
                    work.pixels, work.image, work.means);
       if (!call.learned) window_means(call, work.means, work.windows);
       float* y = call.y + sample * call.out_channels * windows;
-      for (int64_t first = 0; first < windows; first += kGroup) {
-        const int64_t rows = windows - first < kGroup ? windows - first : kGroup;
+      for (int64_t first = 0; first < windows; first += group) {
+        const int64_t rows = windows - first < group ? windows - first : group;
         for (int64_t r = 0; r < rows; ++r) {
-          Code* codes = work.rows + r * stride;
+          uint8_t* codes = work.rows + r * stride;
           copy_window(call, image, work.image, first + r, codes);
           prepare(Counting(), rows, blocks, codes, bytes);
         }

@@ -23,28 +23,11 @@ struct Columns {
   }
 };
 
-// A few bytes of columns, taken apart once for many rows.
-template <int Blocks>
-struct TakenApart {
-  alignas(64) uint8_t bytes[kByteSteps][kCodeParts][Blocks][kBlock];
-
-  void take(const Columns& columns, int64_t count) {
-    for (int64_t k = 0; k < count; ++k) {
-#pragma GCC unroll 16
-      for (int part = 0; part < kCodeParts; ++part) {
-#pragma GCC unroll 16
-        for (int b = 0; b < Blocks; ++b) store_bytes(bytes[k][part][b], columns.part(k, part, b));
-      }
-    }
-  }
-  Bytes part(int64_t k, int part, int block) const { return load_bytes(bytes[k][part][block]); }
-};
-
 // words[row][block][lane] += bits in which a few bytes of rows differ from those of columns. Inlined, it
 // would have to share the registers.
-template <int Rows, int Blocks, class From>
-__attribute__((noinline)) void count_tile(const Code* rows, int64_t row_stride, int64_t bytes,
-                                          const From& columns, uint16_t* words) {
+template <int Rows, int Blocks>
+__attribute__((noinline)) void count_tile(const uint8_t* rows, int64_t row_stride, int64_t bytes,
+                                          const Columns& columns, uint16_t* words) {
   Bytes sum[Rows][Blocks];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
@@ -73,17 +56,16 @@ __attribute__((noinline)) void count_tile(const Code* rows, int64_t row_stride, 
 }
 
 // The same for any number of rows: as many as possible at once.
-template <int Blocks, int Rows = kTileRows, class From>
-inline void count_tiles(int64_t count, const Code* rows, int64_t row_stride, int64_t bytes,
-                        const From& columns, uint16_t* words) {
+template <int Blocks, int Rows = kByteRows>
+inline void count_tiles(int64_t count, const uint8_t* rows, int64_t row_stride, int64_t bytes,
+                        const Columns& columns, uint16_t* words) {
   for (; count >= Rows; count -= Rows) {
     count_tile<Rows, Blocks>(rows, row_stride, bytes, columns, words);
     rows += Rows * row_stride;
     words += Rows * Blocks * kBlock;
   }
   if constexpr (Rows > 1) {
-    constexpr int kFewer = Rows > 4 ? 4 : Rows / 2;
-    if (count > 0) count_tiles<Blocks, kFewer>(count, rows, row_stride, bytes, columns, words);
+    if (count > 0) count_tiles<Blocks, Rows / 2>(count, rows, row_stride, bytes, columns, words);
   }
 }
 
@@ -94,33 +76,22 @@ inline int64_t bytes_of_work(InBytes, int64_t) { return 0; }
 inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
 
 // Codes of one of so many rows, made ready for being counted in so many blocks.
-inline void prepare(InBytes, int64_t, int64_t, Code*, int64_t) {}
+inline void prepare(InBytes, int64_t, int64_t, uint8_t*, int64_t) {}
 
 // counts[row][block][lane] = bits in which the rows of a group differ from columns, of which byte k of a block
 // is at columns + (block * bytes + k) * 32.
 template <int Blocks>
-inline void count_group(InBytes, int64_t count, const Code* rows, int64_t row_stride, int64_t bytes,
+inline void count_group(InBytes, int64_t count, const uint8_t* rows, int64_t row_stride, int64_t bytes,
                         const uint8_t* columns, int32_t* counts) {
   const int64_t stride = bytes * kBlock;
   alignas(64) uint16_t words[kGroup * Blocks * kBlock];
-  TakenApart<Blocks> apart;
   for (int64_t begin = 0; begin < bytes; begin += kWordSteps) {
     const int64_t end = begin + kWordSteps < bytes ? begin + kWordSteps : bytes;
     std::memset(words, 0, count * Blocks * kBlock * sizeof(uint16_t));
     for (int64_t first = begin; first < end; first += kByteSteps) {
       const int64_t steps = first + kByteSteps < end ? kByteSteps : end - first;
       const Columns here = {columns + first * kBlock, stride};
-      if (kCodeParts > 1 && Blocks <= kTileBlocks && count > kTileRows) {
-        apart.take(here, steps);
-        for (int64_t k = steps; k < steps + kByteSteps && first + k < end; ++k) {
-          for (int b = 0; b < Blocks; ++b) __builtin_prefetch(here.at(k, b));
-        }
-        count_tiles<Blocks>(count, rows + first, row_stride, steps, apart, words);
-      } else if (Blocks <= kTileBlocks) {
-        count_tiles<Blocks>(count, rows + first, row_stride, steps, here, words);
-      } else {
-        count_tiles<Blocks, 1>(count, rows + first, row_stride, steps, here, words);
-      }
+      count_tiles<Blocks>(count, rows + first, row_stride, steps, here, words);
     }
     for (int64_t k = 0; k < count * Blocks * kBlock; ++k) {
       counts[k] = begin == 0 ? words[k] : counts[k] + words[k];
@@ -130,7 +101,7 @@ inline void count_group(InBytes, int64_t count, const Code* rows, int64_t row_st
 
 // As count_group, for any number of blocks; `work` is what bytes_of_work asks for.
 template <int Blocks = kMostBlocks, class Core>
-inline void count_any(Core core, int64_t count, int64_t blocks, const Code* rows, int64_t row_stride,
+inline void count_any(Core core, int64_t count, int64_t blocks, const uint8_t* rows, int64_t row_stride,
                       int64_t bytes, const uint8_t* columns, int32_t* counts, char* work) {
   if (blocks == Blocks) {
     count_group<Blocks>(core, count, rows, row_stride, bytes, columns, counts);

@@ -148,7 +148,7 @@ inline void read_tally(const Tally& tally, int64_t lanes, bool first, int32_t* c
 
 // Codes of a row that is counted together with others: the first byte of every pair, and both xored. A last byte
 // that is alone has a zero beside it. Whole registers are written; rows lie far enough apart.
-inline void prepare(InPairs, int64_t count, int64_t, Code* codes, int64_t bytes) {
+inline void prepare(InPairs, int64_t count, int64_t, uint8_t* codes, int64_t bytes) {
   for (int64_t k = 0; count > 1 && k < bytes; k += kByteLanes) {
     const int64_t left = bytes - k;
     const __mmask64 there = left < kByteLanes ? (uint64_t{1} << left) - 1 : ~uint64_t{0};

@@ -18,7 +18,7 @@
 
 #include <immintrin.h>
 
-#include "count_bytes.h"
+#include "count_two_rows.h"
 
 namespace xncaps::XNCAPS_ISA {
 
@@ -41,7 +41,7 @@ constexpr int kLevels = 7;                    // of carries that are worth 64 an
 constexpr int64_t kMostSteps = (1 << kLevels) - 1;
 static_assert(kStepBytes * 8 * kMostSteps < 1 << (kDigits + kLevels), "no carry is lost");
 
-// Blocks of columns in a slice. Up to these few blocks or rows are counted byte by byte.
+// Blocks of columns in a slice. Up to these few blocks or rows are counted two rows at a time.
 constexpr int kSliceBlocks = 16, kFewBlocks = 4, kFewRows = 3;
 static_assert(kTileBlocks == kSliceBlocks && kFewBlocks <= kRowBlocks);
 inline bool by_slices(int64_t rows, int64_t blocks) { return rows > kFewRows && blocks > kFewBlocks; }
@@ -338,7 +338,7 @@ constexpr Moves kMoves;
 static_assert(Tables::kEntry == 1 << 6);
 
 // Makes the triples, where they will be looked at.
-inline void prepare(InSlices, int64_t count, int64_t blocks, Code* codes, int64_t bytes) {
+inline void prepare(InSlices, int64_t count, int64_t blocks, uint8_t* codes, int64_t bytes) {
   if (!by_slices(count, blocks)) return;
   uint8_t* to = codes + triples_at(bytes);
   const __m512i order = _mm512_load_si512(kMoves.bytes), down = _mm512_load_si512(kMoves.down);
@@ -355,7 +355,7 @@ inline void prepare(InSlices, int64_t count, int64_t blocks, Code* codes, int64_
 inline int64_t bytes_of_work(InSlices, int64_t rows) { return rows * int64_t{sizeof(Tally)}; }
 
 template <int Rows>
-inline void count_slices(int64_t count, int64_t blocks, const Code* rows, int64_t row_stride, int64_t bytes,
+inline void count_slices(int64_t count, int64_t blocks, const uint8_t* rows, int64_t row_stride, int64_t bytes,
                          const uint8_t* columns, int32_t* counts, Tally* tallies) {
   Tables tables;
   const int64_t all = steps_for(bytes);
@@ -375,10 +375,10 @@ inline void count_slices(int64_t count, int64_t blocks, const Code* rows, int64_
   }
 }
 
-inline void count_any(InSlices, int64_t count, int64_t blocks, const Code* rows, int64_t row_stride,
+inline void count_any(InSlices, int64_t count, int64_t blocks, const uint8_t* rows, int64_t row_stride,
                       int64_t bytes, const uint8_t* columns, int32_t* counts, char* work) {
   if (!by_slices(count, blocks)) {
-    return count_any<kRowBlocks>(InBytes(), count, blocks, rows, row_stride, bytes, columns, counts, work);
+    return count_any<kRowBlocks>(InTwoRows(), count, blocks, rows, row_stride, bytes, columns, counts, work);
   }
   const auto run = blocks <= kSliceBlocks / 2 ? &count_slices<2> : &count_slices<1>;
   run(count, blocks, rows, row_stride, bytes, columns, counts, reinterpret_cast<Tally*>(work));

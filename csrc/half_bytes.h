@@ -17,9 +17,11 @@ inline Bytes dot_of_bits(Bytes a, Bytes b) {
 }
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte, in two
-// parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the count.
+// parts. Each half of that byte picks a table, in which the halves of the lanes' bytes look up the count. That is for a
+// row or two; several are counted in twos, looked up at once.
 struct InBytes {};
-constexpr int kCodeParts = 2;
+struct InTwoRows : InBytes {};
+constexpr int kCodeParts = 2, kByteRows = 2;
 struct HalfCounts {
   alignas(64) uint8_t count[16][16];
   constexpr HalfCounts() : count() {
@@ -38,9 +40,12 @@ inline Bytes part_of(Bytes column, int part) {
   const __m256i half = part == 0 ? column : _mm256_srli_epi16(column, 4);
   return _mm256_and_si256(half, _mm256_set1_epi8(15));
 }
-inline Bytes table_at(int offset) {
-  const uint8_t* table = &kHalfCounts.count[0][0] + offset;
+// The table of so many bytes that is picked by a half byte.
+inline Bytes load_table(const uint8_t* table) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+}
+inline Bytes part_of(uint8_t code, int part) {
+  return load_table(kHalfCounts.count[part == 0 ? code & 15 : code >> 4]);
 }
 inline void add_different(Bytes& sum, Bytes column, Bytes code) {
   sum = _mm256_add_epi8(sum, _mm256_shuffle_epi8(code, column));

@@ -3,7 +3,7 @@
 #include "lanes_avx2.h"
 
 #include "backward.h"
-#include "count_bytes.h"
+#include "count_two_rows.h"
 #include "conv.h"
 #include "pack.h"
 #include "primary.h"

@@ -1,5 +1,5 @@
 // The lanes of AVX-512 (F, BW, DQ, VL): 16 floats; bytes in halves of a register. With XNCAPS_BITALG also those of
-// BITALG, which counts the bits of bytes.
+// BITALG, which counts the bits of bytes, and of VBMI, which moves bytes; processors have both or neither.
 #pragma once
 
 #include <immintrin.h>
@@ -22,11 +22,6 @@ constexpr int kAhead = 1024;  // weights of a projection are asked for so many f
 constexpr int kRowsOfOne = 8;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
-using Code = uint8_t;
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  std::memcpy(to, from, count);
-}
-
 #ifdef XNCAPS_BITALG
 
 inline Bytes count_different_bits(Bytes a, Bytes b) {
@@ -44,23 +39,21 @@ struct InBytes {};
 struct InPairs : InBytes {};
 using Counting = InPairs;
 constexpr int kGroup = 128;  // rows for which columns are taken apart once
-constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4, kCodeParts = 1;
+constexpr int kTileRows = 4, kTileBlocks = 4, kRowBlocks = 4;
+constexpr int kCodeParts = 1, kByteRows = 1;
 inline Bytes part_of(Bytes column, int) { return column; }
-inline Bytes part_of(Code code, int) { return set_bytes(code); }
+inline Bytes part_of(uint8_t code, int) { return set_bytes(code); }
 inline void add_different(Bytes& sum, Bytes column, Bytes code) {
   sum = add_bytes(sum, count_different_bits(column, code));
 }
 
 #else
 
-// Products of signs are counted in slices where there are columns enough to fill them, else byte by byte.
-struct InSlices : InBytes {};
+// Products of signs are counted in slices where there are columns enough to fill them, else two rows at a time.
+struct InSlices : InTwoRows {};
 using Counting = InSlices;
 constexpr int kGroup = 256;  // rows for which tables of columns are made once
 constexpr int kTileRows = 8, kTileBlocks = 16, kRowBlocks = 4;  // a tile is a slice
-inline Bytes part_of(Code code, int part) {
-  return table_at(part == 0 ? (code & 0x0f) << 4 : code & 0xf0);
-}
 
 #endif
 
@@ -139,6 +132,38 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
   out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low));
   out[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
 }
+
+#ifdef XNCAPS_BITALG
+
+template <bool OneByte>
+struct TwoRows;
+
+// Dot products of vectors of up to eight signs: the bits that differ are counted for two rows at once, every count
+// becomes the lowest byte of a lane, and the lanes look up what it stands for. They look at four bits only, so that
+// the other bytes may be anything.
+template <>
+struct TwoRows<true> {
+  __m512i x, moves[2 * kVecs];
+  Vec meanings;
+
+  template <class Signs>
+  TwoRows(const Signs& signs, int64_t dim) : x(_mm512_broadcast_i64x4(signs.first)) {
+    alignas(64) static constexpr float kDots[kLanes] = {0, -2, -4, -6, -8, -10, -12, -14, -16};
+    meanings = load(kDots) + set(static_cast<float>(dim));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int q = 0; q < 2 * kVecs; ++q) moves[q] = _mm512_add_epi32(lane, _mm512_set1_epi32(q * kLanes));
+  }
+
+  void dots(const uint8_t* rows, Vec* out) const {
+    const __m512i differ = _mm512_popcnt_epi8(_mm512_xor_si512(x, _mm512_loadu_si512(rows)));
+#pragma GCC unroll 4
+    for (int q = 0; q < 2 * kVecs; ++q) {
+      out[q] = _mm512_permutexvar_ps(_mm512_permutexvar_epi8(moves[q], differ), meanings);
+    }
+  }
+};
+
+#endif
 
 // to[k] = from[k] for so many.
 inline void copy(float* to, const float* from, int64_t count) {

@@ -176,13 +176,10 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
 struct InBytes {};
 using Counting = InBytes;
 constexpr int kGroup = 48;  // rows whose counts stay in the smallest cache
-constexpr int kTileRows = 2, kTileBlocks = 1, kRowBlocks = 1, kCodeParts = 1;
-using Code = uint8_t;
-inline void encode_bytes(const uint8_t* from, int64_t count, Code* to) {
-  std::memcpy(to, from, count);
-}
+constexpr int kTileRows = 2, kTileBlocks = 1, kRowBlocks = 1;
+constexpr int kCodeParts = 1, kByteRows = 2;
 inline Bytes part_of(Bytes column, int) { return column; }
-inline Bytes part_of(Code code, int) { return set_bytes(code); }
+inline Bytes part_of(uint8_t code, int) { return set_bytes(code); }
 inline void add_different(Bytes& sum, Bytes column, Bytes code) {
   sum = add_bytes(sum, count_different_bits(column, code));
 }

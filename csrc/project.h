@@ -8,6 +8,25 @@ namespace xncaps::XNCAPS_ISA {
 inline Vec load_scale(const float* p) { return load(p); }
 inline Vec load_scale(const uint16_t* p) { return load_half(p); }
 
+// Dot products of the signs of a block with those of a row of weights.
+template <bool OneByte>
+inline void dot_signs(const LaneSigns& x, const uint8_t* row, Vec* dots) {
+  dot_signs<OneByte>(x, [&](int64_t k) { return load_bytes(row + k * kBlock); }, dots);
+}
+
+// The same for two rows that follow each other. Lanes may have a way of their own for signs of one byte.
+template <bool OneByte>
+struct TwoRows {
+  const LaneSigns& x;
+
+  TwoRows(const LaneSigns& x, int64_t) : x(x) {}
+
+  void dots(const uint8_t* rows, Vec* out) const {
+    dot_signs<OneByte>(x, rows, out);
+    dot_signs<OneByte>(x, rows + (OneByte ? 1 : x.bytes) * kBlock, out + kVecs);
+  }
+};
+
 // Predictions of a block from signs: u = (dot * x_scale) * scale, row by row, with x_scale in the
 // units of the dot products. Folded leaves x_scale to whoever reads u. The sums over the lanes of
 // x_scale * dot * scale are added to `totals`, or put there for the first block.
@@ -17,15 +36,14 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
   const uint8_t* bits = weights.bits;
   const Scale* scale = static_cast<const Scale*>(weights.scale);
   // Copies: what is stored could change what pointers and references show.
-  const int64_t rows = sizes.rows, bytes = OneByte ? 1 : sizes.bytes;
-  const LaneSigns x(x_bits, bytes, sizes.dim_in);
+  const int64_t rows = sizes.rows, row_bytes = (OneByte ? 1 : sizes.bytes) * kBlock;
+  const LaneSigns x(x_bits, OneByte ? 1 : sizes.bytes, sizes.dim_in);
+  const TwoRows<OneByte> two_rows(x, sizes.dim_in);
   Vec factors[kVecs];
 #pragma GCC unroll 16
   for (int q = 0; q < kVecs; ++q) factors[q] = load(x_scale + q * kLanes);
-  add_to_totals(rows, first, totals, [&](int64_t row) {
-    const uint8_t* row_bits = bits + row * bytes * kBlock;
-    Vec dots[kVecs], total = set(0.0f);
-    dot_signs<OneByte>(x, [&](int64_t k) { return load_bytes(row_bits + k * kBlock); }, dots);
+  const auto predict = [&](int64_t row, const Vec* dots) {
+    Vec total = set(0.0f);
 #pragma GCC unroll 16
     for (int q = 0; q < kVecs; ++q) {
       const int64_t at = row * kBlock + q * kLanes;
@@ -35,7 +53,19 @@ inline void project_signs(const Sizes& sizes, const BlockWeights& weights, const
       total = Folded ? fma(value, factors[q], total) : total + value;
     }
     return total;
-  });
+  };
+  int64_t row = 0;
+  for (; row + 2 <= rows; row += 2) {
+    Vec dots[2 * kVecs];
+    two_rows.dots(bits + row * row_bytes, dots);
+    const Vec a = predict(row, dots), b = predict(row + 1, dots + kVecs);
+    add_to_totals(totals + row * kTotal, first, a, b);
+  }
+  if (row < rows) {
+    Vec dots[kVecs];
+    dot_signs<OneByte>(x, bits + row * row_bytes, dots);
+    add_to_total(totals + row * kTotal, first, predict(row, dots));
+  }
 }
 
 // Predictions of a block in floats, for several samples, rows and vectors of lanes at once: each weight is

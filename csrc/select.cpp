@@ -23,7 +23,9 @@ bool has_avx512bw() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-bool has_avx512() { return has_avx512bw() && __builtin_cpu_supports("avx512bitalg"); }
+bool has_avx512() {
+  return has_avx512bw() && __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("avx512vbmi");
+}
 #endif
 
 struct Choice {

@@ -12,6 +12,14 @@ inline int64_t code_stride(int64_t bytes, int64_t blocks) {
   return (code_room(Counting(), bytes, blocks) + 63) / 64 * 64 + 32;
 }
 
+// Of so many rows, how many are counted together: whole tiles in groups of one size, as nearly as that goes.
+inline int64_t group_for(int64_t rows) {
+  if (rows == 0) return 0;
+  const int64_t groups = (rows + kGroup - 1) / kGroup, each = (rows + groups - 1) / groups;
+  const int64_t whole = (each + kTileRows - 1) / kTileRows * kTileRows;
+  return whole < rows ? whole : rows;
+}
+
 // What the signs of a vector depend on, and the mean of its absolute numbers.
 struct Row {
   float threshold, mean;
@@ -61,7 +69,7 @@ struct Counts {
 };
 
 // y of the rows of a group for as many blocks of outputs as a tile has.
-inline void multiply_columns(const LinearCall& call, const Code* codes, int64_t stride,
+inline void multiply_columns(const LinearCall& call, const uint8_t* codes, int64_t stride,
                              const float* means, int64_t first_row, int64_t rows, int64_t block,
                              int64_t blocks, const uint8_t* columns, const Counts& to) {
   const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
@@ -94,25 +102,23 @@ inline void linear(const LinearCall& call) {
   const int64_t parts_count = tiles < call.threads ? tiles : call.threads;
   struct Memory {
     uint8_t* narrow;  // the last block, if it is not 32 lanes wide, filled up with zeros
-    uint8_t* row;
-    Code* codes;
+    uint8_t* codes;
     float* means;
     Counts counts;
-    Memory(int64_t bytes, int64_t narrow_bytes, int64_t rows, int64_t stride, Parts& parts)
+    Memory(int64_t narrow_bytes, int64_t rows, int64_t stride, Parts& parts)
         : narrow(parts.take<uint8_t>(narrow_bytes)),
-          row(parts.take<uint8_t>(bytes)),
-          codes(parts.take<Code>(rows * stride)),
+          codes(parts.take<uint8_t>(rows * stride)),
           means(parts.take<float>(rows)),
           counts(rows, parts) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
-  const int64_t group = call.rows < kGroup ? call.rows : kGroup;
+  const int64_t group = group_for(call.rows);
   Parts count(nullptr);
   const int64_t stride = code_stride(bytes, blocks);
-  Memory(bytes, narrow_bytes, group, stride, count);
+  Memory(narrow_bytes, group, stride, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(bytes, narrow_bytes, group, stride, parts);
+    const Memory work(narrow_bytes, group, stride, parts);
     if (narrow_bytes > 0) {
       std::memset(work.narrow, 0, narrow_bytes);
       for (int64_t k = 0; k < bytes; ++k) {
@@ -121,13 +127,12 @@ inline void linear(const LinearCall& call) {
     }
     const int64_t end_tile = tiles * (part + 1) / parts_count * kTileRows;
     const int64_t end_row = end_tile < call.rows ? end_tile : call.rows;
-    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += kGroup) {
-      const int64_t rows = end_row - first < kGroup ? end_row - first : kGroup;
+    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += group) {
+      const int64_t rows = end_row - first < group ? end_row - first : group;
       for (int64_t r = 0; r < rows; ++r) {
+        uint8_t* codes = work.codes + r * stride;
         work.means[r] = pack_row(call.binarizer, call.x + (first + r) * call.in_features,
-                                 call.in_features, work.row);
-        Code* codes = work.codes + r * stride;
-        encode_bytes(work.row, bytes, codes);
+                                 call.in_features, codes);
         prepare(Counting(), rows, blocks, codes, bytes);
       }
       const int64_t together = blocks_of_tile(Counting(), rows);
