@@ -1,13 +1,16 @@
-// What is behind packed layers: functions for primary capsules, and classes. `run` gives the output for a tensor, or None where the layer must
-// find another way: the tensor is not one of plain floats, or the layer is not as it was. Calling an
-// object does the same for a layer without hooks.
+// What is behind packed layers: functions for primary capsules, and classes. `run` gives the output for a tensor, or
+// None where the layer must find another way: the tensor is not one of plain floats, or the layer is not as it was.
+// Calling an object with the layer and a tensor does the same where nothing but `run` is to be done.
 #include "bind.h"
 #include "tensor.h"
 
 namespace xncaps {
 namespace {
 
-// Kernels run without the interpreter's lock.
+// Kernels run without the interpreter's lock, but for so few predictions that it is held for some ten microseconds:
+// to give it up and to take it again is as long as a part of those.
+constexpr int64_t kFew = 1 << 16;
+
 template <class Function>
 void without_lock(const Function& function) {
   const nb::gil_scoped_release unlocked;
@@ -62,6 +65,23 @@ class Packed {
     return enabled && is_current() && view_plain(x, dims, input);
   }
 
+  // Whether calling the layer does nothing but run its forward, and that nothing but run this.
+  bool stands_for(nb::handle layer) const {
+    static const nb::handle forward = name("forward"), own_forward = name("_own_forward"),
+                            compiled = name("_compiled_call_impl");
+    const nb::handle kind = reinterpret_cast<PyObject*>(Py_TYPE(layer.ptr()));
+    if (!has_no_hooks()) return false;
+    if (!checked(attribute(kind, forward)).is(checked(attribute(kind, own_forward)))) return false;
+    const nb::object own = checked(nb::steal(PyObject_GenericGetDict(layer.ptr(), nullptr)));
+    for (const nb::handle key : {forward, compiled}) {
+      const int has = PyDict_Contains(own.ptr(), key.ptr());
+      if (has < 0) throw nb::python_error();
+      if (has != 0) return false;
+    }
+    return true;
+  }
+
+ private:
   bool has_no_hooks() const {
     if (!hooks_.is_valid()) return false;
     const Py_ssize_t count = PyList_GET_SIZE(hooks_.ptr());
@@ -71,7 +91,6 @@ class Packed {
     return true;
   }
 
- private:
   Watched watched_;
   nb::list hooks_;
 };
@@ -96,18 +115,36 @@ class PackedCapsules : public Packed {
       return nb::none();
     }
     const int64_t batch = x.view.sizes[0];
-    const nb::object v = new_empty(x.tensor, {batch, layer_.caps_out, layer_.dim_out});
+    const nb::object v = new_empty(x.tensor, shape_for(batch));
     const ForwardCall forward{x.numbers(), batch,    writable(address_of(v)), nullptr,
                               writable(couplings), threads_for(batch)};
-    without_lock([&] { selected->forward(layer_, weights_, forward); });
+    const auto compute = [&] { selected->forward(layer_, weights_, forward); };
+    if (batch * layer_.caps_in * layer_.caps_out * layer_.dim_out <= kFew) {
+      compute();
+    } else {
+      without_lock(compute);
+    }
     return v;
   }
 
-  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given, 0) : nb::none(); }
+  nb::object call(nb::handle layer, nb::handle given) const {
+    return stands_for(layer) ? run(given, 0) : nb::none();
+  }
 
  private:
+  // That of the outputs, kept: batches are mostly as large as the one before.
+  const Shape& shape_for(int64_t batch) const {
+    if (batch != shape_batch_) {
+      shape_ = shape_of({batch, layer_.caps_out, layer_.dim_out});
+      shape_batch_ = batch;
+    }
+    return shape_;
+  }
+
   Layer layer_;
   Weights weights_;
+  mutable Shape shape_;
+  mutable int64_t shape_batch_ = 0;
 };
 
 class PackedLinear : public Packed {
@@ -123,7 +160,7 @@ class PackedLinear : public Packed {
     if (!serves(given, 2, x) || x.view.sizes[1] != base_.in_features) return nb::none();
     LinearCall linear = base_;
     linear.rows = x.view.sizes[0];
-    const nb::object y = new_empty(x.tensor, {linear.rows, base_.out_features});
+    const nb::object y = new_empty(x.tensor, shape_of({linear.rows, base_.out_features}));
     linear.x = x.numbers();
     linear.y = writable(address_of(y));
     linear.threads = threads_for(linear.rows);
@@ -131,7 +168,9 @@ class PackedLinear : public Packed {
     return y;
   }
 
-  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given) : nb::none(); }
+  nb::object call(nb::handle layer, nb::handle given) const {
+    return stands_for(layer) ? run(given) : nb::none();
+  }
 
  private:
   LinearCall base_;
@@ -155,7 +194,7 @@ class PackedConv : public Packed {
       return nb::none();
     }
     const nb::object y = new_empty(
-        x.tensor, {conv.batch, conv.out_channels, conv.out_height, conv.out_width});
+        x.tensor, shape_of({conv.batch, conv.out_channels, conv.out_height, conv.out_width}));
     conv.x = x.numbers();
     conv.y = writable(address_of(y));
     conv.threads = threads_for(conv.batch);
@@ -163,7 +202,9 @@ class PackedConv : public Packed {
     return y;
   }
 
-  nb::object call(nb::handle given) const { return has_no_hooks() ? run(given) : nb::none(); }
+  nb::object call(nb::handle layer, nb::handle given) const {
+    return stands_for(layer) ? run(given) : nb::none();
+  }
 
  private:
   ConvCall base_;
@@ -174,7 +215,7 @@ nb::object squash(nb::handle given, int64_t caps, int64_t dim) {
   Input x;
   if (!enabled || !view_plain(given, 2, x) || x.view.sizes[1] != caps * dim) return nb::none();
   const int64_t rows = x.view.sizes[0];
-  const nb::object v = new_empty(x.tensor, {rows, caps, dim});
+  const nb::object v = new_empty(x.tensor, shape_of({rows, caps, dim}));
   const SquashCall call{x.numbers(), rows * caps, dim, writable(address_of(v)), threads_for(rows)};
   without_lock([&] { selected->squash(call); });
   return v;
@@ -197,7 +238,7 @@ nb::object primary(nb::handle given, nb::handle weight, nb::handle bias, int64_t
                           !b.is_contiguous || needs_gradient(bias))) {
     return nb::none();
   }
-  const nb::object v = new_empty(x.tensor, {1, caps, dim});
+  const nb::object v = new_empty(x.tensor, shape_of({1, caps, dim}));
   const PrimaryCall call{x.numbers(), features,       caps, dim, floats(w.data),
                          floats(b.data), writable(address_of(v))};
   without_lock([&] { selected->primary(call); });
@@ -216,16 +257,17 @@ int clear(PyObject* self) {
   return 0;
 }
 
-// Calls an object with its one argument, faster than a function of the class would be.
+// Calls an object with its two arguments, faster than a function of the class would be.
 template <class Object>
 PyObject* call(PyObject* self, PyObject* arguments, PyObject* options) noexcept {
   const bool has_options = options != nullptr && PyDict_GET_SIZE(options) != 0;
-  if (PyTuple_GET_SIZE(arguments) != 1 || has_options || !nb::inst_ready(self)) {
-    PyErr_SetString(PyExc_TypeError, "a packed layer is called with one tensor");
+  if (PyTuple_GET_SIZE(arguments) != 2 || has_options || !nb::inst_ready(self)) {
+    PyErr_SetString(PyExc_TypeError, "a packed layer is called with itself and one tensor");
     return nullptr;
   }
   try {
-    return nb::inst_ptr<Object>(self)->call(PyTuple_GET_ITEM(arguments, 0)).release().ptr();
+    const Object& object = *nb::inst_ptr<Object>(self);
+    return object.call(PyTuple_GET_ITEM(arguments, 0), PyTuple_GET_ITEM(arguments, 1)).release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const std::bad_alloc&) {

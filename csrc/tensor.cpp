@@ -10,23 +10,10 @@ namespace {
 // Never freed: the interpreter may be gone when static objects are.
 Torch& torch = *new Torch;
 
-// A name of an attribute, made once.
-nb::handle name(const char* text) { return PyUnicode_InternFromString(text); }
-
-nb::object attribute(nb::handle object, nb::handle name) {
-  return nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
-}
-
 nb::object call(nb::handle function) { return nb::steal(PyObject_CallNoArgs(function.ptr())); }
 
 nb::object call_method(nb::handle object, nb::handle name) {
   return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name.ptr()));
-}
-
-// Throws the error that Python has set.
-nb::object checked(nb::object object) {
-  if (!object.is_valid()) throw nb::python_error();
-  return object;
 }
 
 bool is_true(const nb::object& object) { return checked(object).is(Py_True); }
@@ -97,6 +84,17 @@ bool view_by_names(nb::handle object, View& view) {
 
 }  // namespace
 
+nb::handle name(const char* text) { return PyUnicode_InternFromString(text); }
+
+nb::object attribute(nb::handle object, nb::handle name) {
+  return nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+}
+
+nb::object checked(nb::object object) {
+  if (!object.is_valid()) throw nb::python_error();
+  return object;
+}
+
 void set_torch(Torch given) {
   torch = std::move(given);
   exchange = find_exchange(torch.exchange);
@@ -137,23 +135,27 @@ nb::object contiguous(nb::handle tensor) {
   return checked(call_method(tensor, method));
 }
 
-nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes) {
-  const auto count = static_cast<Py_ssize_t>(sizes.size());
-  const auto put = [](const nb::object& tuple, Py_ssize_t at, int64_t number) {
-    PyTuple_SET_ITEM(tuple.ptr(), at, checked(nb::steal(PyLong_FromLongLong(number))).release().ptr());
+Shape shape_of(std::initializer_list<int64_t> sizes) {
+  Py_ssize_t k = static_cast<Py_ssize_t>(sizes.size());
+  const Shape shape{checked(nb::steal(PyTuple_New(k))), checked(nb::steal(PyTuple_New(k)))};
+  const auto put = [&k](const nb::object& tuple, int64_t number) {
+    PyTuple_SET_ITEM(tuple.ptr(), k, checked(nb::steal(PyLong_FromLongLong(number))).release().ptr());
   };
-  const nb::object shape = checked(nb::steal(PyTuple_New(count)));
-  Py_ssize_t k = 0;
-  for (int64_t size : sizes) put(shape, k++, size);
+  int64_t stride = 1;
+  for (const int64_t* size = sizes.end(); k-- > 0; stride *= *size) {
+    put(shape.sizes, *--size);
+    put(shape.strides, stride);
+  }
+  return shape;
+}
+
+nb::object new_empty(nb::handle like, const Shape& shape) {
   if (torch.empty_strided.is_none()) {
     static const nb::handle method = name("new_empty");
-    PyObject* arguments[] = {like.ptr(), shape.ptr()};
+    PyObject* arguments[] = {like.ptr(), shape.sizes.ptr()};
     return checked(nb::steal(PyObject_VectorcallMethod(method.ptr(), arguments, 2, nullptr)));
   }
-  const nb::object strides = checked(nb::steal(PyTuple_New(count)));
-  int64_t stride = 1;
-  for (const int64_t* size = sizes.end(); k > 0; stride *= *--size) put(strides, --k, stride);
-  PyObject* arguments[] = {shape.ptr(), strides.ptr(), torch.float32.ptr()};
+  PyObject* arguments[] = {shape.sizes.ptr(), shape.strides.ptr(), torch.float32.ptr()};
   return checked(nb::steal(PyObject_Vectorcall(torch.empty_strided.ptr(), arguments, 3, nullptr)));
 }
 

@@ -24,6 +24,11 @@ struct Torch {
 };
 void set_torch(Torch torch);
 
+// A name of an attribute, made once; an attribute, invalid where there is an error; an object, or the error thrown.
+nb::handle name(const char* text);
+nb::object attribute(nb::handle object, nb::handle name);
+nb::object checked(nb::object object);
+
 // Whether no function transform, tracer or dispatch mode wants to see every operation.
 bool is_plain_call();
 
@@ -44,8 +49,13 @@ bool view_tensor(nb::handle object, View& view);
 bool needs_gradient(nb::handle tensor);
 
 nb::object contiguous(nb::handle tensor);
+// The sizes and strides of a contiguous tensor as Python has them.
+struct Shape {
+  nb::object sizes, strides;
+};
+Shape shape_of(std::initializer_list<int64_t> sizes);
 // A new tensor beside one that can be viewed, its numbers not set.
-nb::object new_empty(nb::handle like, std::initializer_list<int64_t> sizes);
+nb::object new_empty(nb::handle like, const Shape& shape);
 uintptr_t address_of(nb::handle tensor);
 int num_threads();
 

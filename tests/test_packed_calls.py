@@ -15,30 +15,46 @@ def native_object():
     x = torch.randn(2, 7, 5)
     with torch.no_grad():
         expected = packed(x)
-    return packed._native, x, expected
+    return packed, x, expected
 
 
-def test_one_tensor_is_what_they_are_called_with():
-    native, x, expected = native_object()
+def test_the_layer_and_one_tensor_are_what_they_are_called_with():
+    packed, x, expected = native_object()
+    native = packed._native
     with torch.no_grad():
-        assert torch.equal(native(x), expected)
-        assert torch.equal(native(x, **{}), expected)
-        for args, options in [((), {}), ((x, x), {}), ((x,), {"x": x}), ((), {"x": x})]:
-            with pytest.raises(TypeError, match="a packed layer is called with one tensor"):
-                native(*args, **options)
+        assert torch.equal(native(packed, x), expected)
+        assert torch.equal(native(packed, x, **{}), expected)
+        for args in [(), (x,), (packed, x, x)]:
+            with pytest.raises(TypeError, match="called with itself and one tensor"):
+                native(*args)
+        with pytest.raises(TypeError, match="called with itself and one tensor"):
+            native(packed, x, x=x)
+        for other in (None, 3, torch.nn.Linear(1, 1)):
+            with pytest.raises(AttributeError, match="forward"):
+                native(other, x)
+
+
+def test_batches_of_other_sizes_get_outputs_of_their_own():
+    packed, x, expected = native_object()
+    with torch.no_grad():
+        outputs = [packed(x[:rows].clone()) for rows in (2, 1, 1, 2)]
+    assert [len(v) for v in outputs] == [2, 1, 1, 2]
+    assert len({v.data_ptr() for v in outputs}) == 4
+    for v in outputs:
+        assert torch.equal(v, expected[: len(v)])
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "x", [[1.0]], torch.zeros(2, 7, 5).double()])
 def test_what_they_cannot_take_is_left_to_the_layer(wrong):
-    native, _, _ = native_object()
-    assert native(wrong) is None
+    packed, _, _ = native_object()
+    assert packed._native(packed, wrong) is None
 
 
 def test_objects_that_were_never_made_are_refused():
-    native, x, _ = native_object()
-    kind = type(native)
+    packed, x, _ = native_object()
+    kind = type(packed._native)
     with pytest.raises(TypeError):
-        kind.__new__(kind)(x)
+        kind.__new__(kind)(packed, x)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc")

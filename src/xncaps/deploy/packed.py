@@ -62,7 +62,8 @@ class Packed(nn.Module, ABC):
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
         """A native object on the buffers, that is used while all places hold what they hold.
 
-        While there are no hooks, it may be called in place of the module.
+        Called with the module and a tensor it gives the output, or None where there is more to do:
+        hooks, another forward.
         """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -73,20 +74,13 @@ class Packed(nn.Module, ABC):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As that of any module, which takes a microsecond by itself: where it would do nothing but
         run the native object, that is called straight away."""
-        if is_dynamo_compiling() or options or len(args) != 1:
-            return super().__call__(*args, **options)
-        own, kind = self.__dict__, type(self)
-        native = own.get("_native")
-        if (
-            native is not None
-            and kind.forward is kind._own_forward
-            and "forward" not in own
-            and "_compiled_call_impl" not in own
-        ):
-            y = native(args[0])
-            if y is not None:
-                return y
-        return super().__call__(*args)
+        if not is_dynamo_compiling() and not options and len(args) == 1:
+            native = self._native
+            if native is not None:
+                y = native(self, args[0])
+                if y is not None:
+                    return y
+        return super().__call__(*args, **options)
 
     def _run(self, x: Tensor, *more: Any) -> Tensor | None:
         """The output of the native object; None where it cannot be used."""
