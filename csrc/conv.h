@@ -105,35 +105,45 @@ inline void window_means(const ConvCall& call, const float* means, float* window
   }
 }
 
-// y of the windows of a group, from `first` on, for the filters of some blocks.
+// So many numbers, and zeros behind them.
+inline Vec load_some(const float* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  alignas(64) float some[kLanes] = {};
+  std::memcpy(some, from, count * sizeof(float));
+  return load(some);
+}
+
+// y of the windows of a group, from `first` on, for the filters of some blocks. Counts have filters side by side, y
+// has windows side by side: as many of both as there are lanes are turned at once.
 inline void write_windows(const ConvCall& call, const int32_t* counts, const float* windows,
                           int64_t first, int64_t rows, int64_t filter, int64_t blocks, float* y) {
   const int64_t all = call.out_height * call.out_width, left = call.out_channels - filter;
   const int64_t filters = left < blocks * kBlock ? left : blocks * kBlock;
   const int32_t bits = static_cast<int32_t>(call.channels * call.kernel[0] * call.kernel[1]);
-  for (int64_t f = 0; f < filters; f += 8) {
-    const int64_t width = filters - f < 8 ? filters - f : 8;
-    float scale[8] = {}, bias[8] = {};
-    std::memcpy(scale, call.scale + filter + f, width * sizeof(float));
-    if (call.bias != nullptr) std::memcpy(bias, call.bias + filter + f, width * sizeof(float));
-    for (int64_t r = 0; r < rows; r += 8) {
-      const int64_t height = rows - r < 8 ? rows - r : 8;
-      alignas(64) float values[8][8] = {};
-      for (int64_t k = 0; k < height; ++k) {
-        const int32_t* different = counts + (r + k) * blocks * kBlock + f;
-        const float mean = call.learned ? 1.0f : windows[first + r + k];
-        for (int n = 0; n < 8; ++n) {
-          values[k][n] = static_cast<float>(bits - 2 * different[n]) * (mean * scale[n]) + bias[n];
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    const int64_t height = rows - r < kLanes ? rows - r : kLanes;
+    for (int64_t f = 0; f < filters; f += kLanes) {
+      const int64_t width = filters - f < kLanes ? filters - f : kLanes;
+      const Vec scale = load_some(call.scale + filter + f, width);
+      const Vec bias = call.bias == nullptr ? set(0.0f) : load_some(call.bias + filter + f, width);
+      Vec values[kLanes];
+#pragma GCC unroll 16
+      for (int k = 0; k < kLanes; ++k) {
+        const int64_t row = k < height ? r + k : r;  // past the last one anything will do
+        const Vec mean = set(call.learned ? 1.0f : windows[first + row]);
+        values[k] = dots_of(counts + row * blocks * kBlock + f, bits) * (mean * scale) + bias;
+      }
+      turn(values);
+      float* to = y + (filter + f) * all + first + r;
+      for (int64_t n = 0; n < width; ++n, to += all) {
+        if (height == kLanes) {
+          store(to, values[n]);
+        } else {
+          alignas(64) float some[kLanes];
+          store(some, values[n]);
+          copy(to, some, height);
         }
       }
-      float* to = y + (filter + f) * all + first + r;
-      if (height == 8 && width == 8) {
-        transpose8(&values[0][0], 8, to, all);
-        continue;
-      }
-      alignas(64) float turned[8][8];
-      transpose8(&values[0][0], 8, &turned[0][0], 8);
-      for (int64_t n = 0; n < width; ++n) copy(to + n * all, turned[n], height);
     }
   }
 }

@@ -33,6 +33,14 @@ inline Vec load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
+// bits - 2 * different, as floats.
+inline Vec dots_of(const int32_t* different, int32_t bits) {
+  const __m256i twice = _mm256_slli_epi32(load_bytes(different), 1);
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(bits), twice));
+}
+// Turns as many rows as there are lanes into columns.
+inline void turn(Vec* rows) { turn8(rows); }
+
 // exp(a) for a <= 0 or NaN, within 4 units in the last place; 0 where it would be subnormal.
 inline Vec exp_of_nonpositive(Vec a) {
   const Vec normal = _mm256_cmp_ps(a, set(-87.3f), _CMP_NLT_UQ);

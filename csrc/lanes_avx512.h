@@ -72,6 +72,47 @@ inline Vec load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+// bits - 2 * different, as floats.
+inline Vec dots_of(const int32_t* different, int32_t bits) {
+  const __m512i twice = _mm512_slli_epi32(_mm512_loadu_si512(different), 1);
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(bits), twice));
+}
+
+// Turns as many rows as there are lanes into columns: by pairs of rows, by fours, then by quarters of registers.
+inline void turn(Vec* rows) {
+  Vec a[16];
+#pragma GCC unroll 8
+  for (int k = 0; k < 16; k += 2) {
+    a[k] = _mm512_unpacklo_ps(rows[k], rows[k + 1]);
+    a[k + 1] = _mm512_unpackhi_ps(rows[k], rows[k + 1]);
+  }
+  const auto low = [](Vec x, Vec y) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  const auto high = [](Vec x, Vec y) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  // Row k + c: column c of four rows, and behind it columns c + 4, c + 8 and c + 12.
+#pragma GCC unroll 4
+  for (int k = 0; k < 16; k += 4) {
+    rows[k] = low(a[k], a[k + 2]);
+    rows[k + 1] = high(a[k], a[k + 2]);
+    rows[k + 2] = low(a[k + 1], a[k + 3]);
+    rows[k + 3] = high(a[k + 1], a[k + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const Vec even = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0x88);
+    const Vec odd = _mm512_shuffle_f32x4(rows[c], rows[4 + c], 0xdd);
+    const Vec more_even = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0x88);
+    const Vec more_odd = _mm512_shuffle_f32x4(rows[8 + c], rows[12 + c], 0xdd);
+    rows[c] = _mm512_shuffle_f32x4(even, more_even, 0x88);
+    rows[4 + c] = _mm512_shuffle_f32x4(odd, more_odd, 0x88);
+    rows[8 + c] = _mm512_shuffle_f32x4(even, more_even, 0xdd);
+    rows[12 + c] = _mm512_shuffle_f32x4(odd, more_odd, 0xdd);
+  }
+}
+
 // exp(a) for a <= 0 or NaN, within 4 units in the last place.
 inline Vec exp_of_nonpositive(Vec a) {
   const Vec n = _mm512_roundscale_ps(a * set(kLog2OfE), _MM_FROUND_TO_NEAREST_INT);

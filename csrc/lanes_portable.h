@@ -66,6 +66,21 @@ inline Vec load_half(const uint16_t* p) {
   return each([&](int k) { return half_to_float(p[k]); });
 }
 
+// bits - 2 * different, as floats.
+inline Vec dots_of(const int32_t* different, int32_t bits) {
+  return each([&](int k) { return static_cast<float>(bits - 2 * different[k]); });
+}
+// Turns as many rows as there are lanes into columns.
+inline void turn(Vec* rows) {
+  for (int k = 0; k < kLanes; ++k) {
+    for (int lane = 0; lane < k; ++lane) {
+      const float a = rows[k].lane[lane];
+      rows[k].lane[lane] = rows[lane].lane[k];
+      rows[lane].lane[k] = a;
+    }
+  }
+}
+
 // exp(a) for a <= 0 or NaN, within 4 units in the last place; 0 where it would be subnormal. The
 // loops have no calls and no branches, so that they become vector instructions.
 inline Vec exp_of_nonpositive(Vec a) {

@@ -21,24 +21,36 @@ inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
 inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
 inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
 
-// Moves 8 rows of 8 floats to 8 columns.
-inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-  __m256 a[8], b[8];
-  for (int k = 0; k < 8; ++k) a[k] = _mm256_loadu_ps(from + k * from_stride);
+// Turns 8 rows of 8 floats into columns.
+inline void turn8(__m256* a) {
+  __m256 b[8];
+#pragma GCC unroll 4
   for (int k = 0; k < 4; ++k) {
     b[2 * k] = _mm256_unpacklo_ps(a[2 * k], a[2 * k + 1]);
     b[2 * k + 1] = _mm256_unpackhi_ps(a[2 * k], a[2 * k + 1]);
   }
+#pragma GCC unroll 2
   for (int k = 0; k < 2; ++k) {
+#pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       a[4 * k + 2 * h] = _mm256_shuffle_ps(b[4 * k + h], b[4 * k + 2 + h], 0x44);
       a[4 * k + 2 * h + 1] = _mm256_shuffle_ps(b[4 * k + h], b[4 * k + 2 + h], 0xee);
     }
   }
+#pragma GCC unroll 4
   for (int k = 0; k < 4; ++k) {
-    _mm256_storeu_ps(to + k * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x20));
-    _mm256_storeu_ps(to + (k + 4) * to_stride, _mm256_permute2f128_ps(a[k], a[k + 4], 0x31));
+    const __m256 low = a[k], high = a[k + 4];
+    a[k] = _mm256_permute2f128_ps(low, high, 0x20);
+    a[k + 4] = _mm256_permute2f128_ps(low, high, 0x31);
   }
+}
+
+// Moves 8 rows of 8 floats to 8 columns.
+inline void transpose8(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  __m256 a[8];
+  for (int k = 0; k < 8; ++k) a[k] = _mm256_loadu_ps(from + k * from_stride);
+  turn8(a);
+  for (int k = 0; k < 8; ++k) _mm256_storeu_ps(to + k * to_stride, a[k]);
 }
 
 // Moves 16 rows of 16 bytes to 16 columns: each step interleaves the rows of the first half with those
