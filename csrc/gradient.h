@@ -35,7 +35,7 @@ inline void add_tile(const Products& p, int64_t row, int64_t dim) {
     for (int r = 0; r < Rows; ++r) factor[r] = load(g + r * p.g_stride);
 #pragma GCC unroll 16
     for (int d = 0; d < Dims; ++d) {
-      const Vec value = load(a + d * kBlock);
+      const Vec value = keep(load(a + d * kBlock));
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) sum[r][d] = fma(factor[r], value, sum[r][d]);
     }

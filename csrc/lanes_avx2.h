@@ -15,7 +15,7 @@ using Vec = __m256;
 using Mask = __m256;  // all bits of a lane
 constexpr int kLanes = 8, kVecs = kBlock / kLanes;
 constexpr int kAhead = 1024;  // weights of a projection are asked for so many floats early, or 0
-constexpr int kRowsOfOne = 3;  // of a projection of one sample at once
+constexpr int kRowsOfOne = 2;  // of a projection of one sample at once
 constexpr int kSums = kVecs;  // vectors that registers can hold two sums of
 
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
@@ -28,6 +28,12 @@ inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Mask greater(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 inline Mask is_nan(Vec a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 inline Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m); }
+
+// In a register: else the compiler may load it again for every use.
+inline Vec keep(Vec a) {
+  asm("" : "+x"(a));
+  return a;
+}
 
 inline Vec load_half(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

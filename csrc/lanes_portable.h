@@ -62,6 +62,8 @@ inline Vec select(Mask m, Vec a, Vec b) {
   return each([&](int k) { return m.lane[k] ? a.lane[k] : b.lane[k]; });
 }
 
+inline Vec keep(Vec a) { return a; }  // in a register
+
 inline Vec load_half(const uint16_t* p) {
   return each([&](int k) { return half_to_float(p[k]); });
 }

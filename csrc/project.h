@@ -91,7 +91,7 @@ inline void project_rows(const Sizes& sizes, const float* weights, const float* 
       for (int s = 0; s < Samples; ++s) {
 #pragma GCC unroll 16
         for (int q = 0; q < Vecs; ++q) {
-          x[s][q] = load(x_lanes + s * x_stride + d * kBlock + lane + q * kLanes);
+          x[s][q] = keep(load(x_lanes + s * x_stride + d * kBlock + lane + q * kLanes));
         }
       }
 #pragma GCC unroll 16
