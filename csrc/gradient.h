@@ -187,6 +187,7 @@ class BlockGradient {
     }
     int64_t e = 0;
     if (layer_.agreement == Binarizer::none || count_ == sums_) {
+      if (count_ == kUsual) return xnor_ ? put_usual<true>(s, j, q, slot) : put_usual<false>(s, j, q, slot);
       for (; e + 4 <= all; e += 4) put_rows<4, kWide>(sample, s, j, q, slot, e);
       for (; e < all; ++e) put_rows<1, kWide>(sample, s, j, q, slot, e);
       return;
@@ -196,6 +197,42 @@ class BlockGradient {
     }
     for (; e < all; ++e) {
       for (int w = 0; w < kWide; ++w) put_rows<1, 1>(sample, s, j, q + w, slot, e);
+    }
+  }
+
+  // The parts of three iterations: their coefficients stay in registers for all rows.
+  static constexpr int kUsual = 5;
+
+  template <bool Xnor>
+  void put_usual(int64_t s, int64_t j, int q, int slot) {
+    const Term* terms = terms_ + slot * kUsual;
+    const int64_t row = j * sizes_.dim_out, lane = q * kLanes, stride = kWide * kLanes;
+    const float* vectors[kUsual];
+    Vec c[kUsual][kWide], x_scale[kWide];
+#pragma GCC unroll 16
+    for (int w = 0; w < kWide; ++w) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kUsual; ++t) {
+        vectors[t] = terms[t].vector + row;
+        c[t][w] = keep(load(terms[t].coefficient + j * terms[t].stride + lane + w * kLanes));
+      }
+      x_scale[w] = Xnor ? load(x_scale_ + s * kBlock + lane + w * kLanes) : set(1.0f);
+    }
+    const int64_t at = slot * sizes_.dim_out * stride;
+    for (int64_t e = 0; e < sizes_.dim_out; ++e) {
+      Vec g[kWide];
+#pragma GCC unroll 16
+      for (int t = 0; t < kUsual; ++t) {
+        const Vec value = set(vectors[t][e]);
+#pragma GCC unroll 16
+        for (int w = 0; w < kWide; ++w) g[w] = t == 0 ? c[t][w] * value : fma(c[t][w], value, g[w]);
+      }
+#pragma GCC unroll 16
+      for (int w = 0; w < kWide; ++w) {
+        const int64_t to = at + e * stride + w * kLanes;
+        store(du_ + to, Xnor ? g[w] * x_scale[w] : g[w]);
+        if (Xnor) store(du_scaled_ + to, g[w] * load(scale_ + (row + e) * kBlock + lane + w * kLanes));
+      }
     }
   }
 
