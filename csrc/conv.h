@@ -148,12 +148,13 @@ inline void write_windows(const ConvCall& call, const int32_t* counts, const flo
   }
 }
 
-inline void conv(const ConvCall& call) {
+template <class Core>
+inline void conv_by(Core core, const ConvCall& call) {
   const Image image(call);
   const int64_t pixels = call.height * call.width, windows = call.out_height * call.out_width;
   const int64_t bytes = call.kernel[0] * call.kernel[1] * image.bytes;
-  const int64_t blocks = blocks_for(call.out_channels), stride = code_stride(bytes, blocks);
-  const int64_t group = group_for(windows);
+  const int64_t blocks = blocks_for(call.out_channels), stride = code_stride(core, bytes, blocks);
+  const int64_t group = group_for(core, windows);
   struct Memory {
     uint8_t *columns, *packed, *pixels;
     uint8_t *image, *rows;
@@ -164,11 +165,11 @@ inline void conv(const ConvCall& call) {
           packed(parts.take<uint8_t>(image.bytes * kBlock)),
           pixels(parts.take<uint8_t>(image.bytes * kBlock)),
           image(parts.take<uint8_t>(image.size())),
-          rows(parts.take<uint8_t>(group * code_stride(bytes, blocks))),
+          rows(parts.take<uint8_t>(group * code_stride(Core(), bytes, blocks))),
           block(parts.take<float>(call.channels * kBlock)),
           means(parts.take<float>(padded(call.height * call.width))),
           windows(parts.take<float>(call.out_height * call.out_width)),
-          counts(group, parts) {}
+          counts(Core(), group, bytes, parts) {}
   };
   Parts count(nullptr);
   Memory(call, image, bytes, blocks, group, count);
@@ -192,20 +193,28 @@ inline void conv(const ConvCall& call) {
       for (int64_t first = 0; first < windows; first += group) {
         const int64_t rows = windows - first < group ? windows - first : group;
         for (int64_t r = 0; r < rows; ++r) {
-          uint8_t* codes = work.rows + r * stride;
-          copy_window(call, image, work.image, first + r, codes);
-          prepare(Counting(), rows, blocks, codes, bytes);
+          copy_window(call, image, work.image, first + r, work.rows + r * stride);
         }
-        const int64_t together = blocks_of_tile(Counting(), rows);
+        prepare(core, rows, blocks, work.rows, stride, bytes, work.counts.work);
+        const int64_t together = blocks_of_tile(core, rows);
         for (int64_t block = 0; block < blocks; block += together) {
           const int64_t left = blocks - block, some = left < together ? left : together;
-          count_any(Counting(), rows, some, work.rows, stride, bytes,
+          count_any(core, rows, some, work.rows, stride, bytes,
                     work.columns + block * kBlock * bytes, work.counts.counts, work.counts.work);
           write_windows(call, work.counts.counts, work.windows, first, rows, block * kBlock, some, y);
         }
       }
     }
   });
+}
+
+inline void conv(const ConvCall& call) {
+  const int64_t bytes = call.kernel[0] * call.kernel[1] * bytes_for(call.channels);
+  if (by_classes(call.out_height * call.out_width, blocks_for(call.out_channels), bytes)) {
+    conv_by(InClasses(), call);
+  } else {
+    conv_by(Counting(), call);
+  }
 }
 
 }  // namespace xncaps::XNCAPS_ISA

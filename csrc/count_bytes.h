@@ -70,13 +70,16 @@ inline void count_tiles(int64_t count, const uint8_t* rows, int64_t row_stride, 
 }
 
 // What a core asks for: room for the codes of a row of a layer with so many blocks of columns, memory for a group of
-// rows, and how many blocks are counted at once.
+// rows of so many bytes, and how many rows and blocks are counted at once.
 inline int64_t code_room(InBytes, int64_t bytes, int64_t) { return bytes; }
-inline int64_t bytes_of_work(InBytes, int64_t) { return 0; }
+inline int64_t bytes_of_work(InBytes, int64_t, int64_t) { return 0; }
+inline int64_t rows_of_tile(InBytes) { return kTileRows; }
+inline int64_t rows_of_group(InBytes) { return kGroup; }
+inline int64_t most_blocks(InBytes) { return kMostBlocks; }
 inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
 
-// Codes of one of so many rows, made ready for being counted in so many blocks.
-inline void prepare(InBytes, int64_t, int64_t, uint8_t*, int64_t) {}
+// Codes of so many rows, made ready for being counted in so many blocks.
+inline void prepare(InBytes, int64_t, int64_t, uint8_t*, int64_t, int64_t, char*) {}
 
 // counts[row][block][lane] = bits in which the rows of a group differ from columns, of which byte k of a block
 // is at columns + (block * bytes + k) * 32.

@@ -146,14 +146,17 @@ inline void read_tally(const Tally& tally, int64_t lanes, bool first, int32_t* c
   }
 }
 
-// Codes of a row that is counted together with others: the first byte of every pair, and both xored. A last byte
+// Codes of rows that are counted together: the first byte of every pair, and both xored. A last byte
 // that is alone has a zero beside it. Whole registers are written; rows lie far enough apart.
-inline void prepare(InPairs, int64_t count, int64_t, uint8_t* codes, int64_t bytes) {
-  for (int64_t k = 0; count > 1 && k < bytes; k += kByteLanes) {
-    const int64_t left = bytes - k;
-    const __mmask64 there = left < kByteLanes ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
-    const __m512i words = _mm512_maskz_loadu_epi8(there, codes + k);
-    _mm512_storeu_si512(codes + k, _mm512_xor_si512(words, _mm512_slli_epi16(words, 8)));
+inline void prepare(InPairs, int64_t count, int64_t, uint8_t* codes, int64_t stride, int64_t bytes, char*) {
+  if (count == 1) return;
+  for (int64_t r = 0; r < count; ++r, codes += stride) {
+    for (int64_t k = 0; k < bytes; k += kByteLanes) {
+      const int64_t left = bytes - k;
+      const __mmask64 there = left < kByteLanes ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
+      const __m512i words = _mm512_maskz_loadu_epi8(there, codes + k);
+      _mm512_storeu_si512(codes + k, _mm512_xor_si512(words, _mm512_slli_epi16(words, 8)));
+    }
   }
 }
 

@@ -19,11 +19,9 @@
 #include <immintrin.h>
 
 #include "count_two_rows.h"
+#include "slices.h"
 
 namespace xncaps::XNCAPS_ISA {
-
-using Slice = __m512i;
-using HalfSlice = __m256i;
 
 // What a register holds for each of so many rows that share it.
 template <int Rows>
@@ -41,63 +39,16 @@ constexpr int kLevels = 7;                    // of carries that are worth 64 an
 constexpr int64_t kMostSteps = (1 << kLevels) - 1;
 static_assert(kStepBytes * 8 * kMostSteps < 1 << (kDigits + kLevels), "no carry is lost");
 
-// Blocks of columns in a slice. Up to these few blocks or rows are counted two rows at a time.
-constexpr int kSliceBlocks = 16, kFewBlocks = 4, kFewRows = 3;
+// Up to these few blocks or rows are counted two rows at a time.
+constexpr int kFewBlocks = 4, kFewRows = 3;
 static_assert(kTileBlocks == kSliceBlocks && kFewBlocks <= kRowBlocks);
 inline bool by_slices(int64_t rows, int64_t blocks) { return rows > kFewRows && blocks > kFewBlocks; }
 
-// A function of three bits: bit 4 a + 2 b + c of the truth table.
-template <int Truth>
-inline Slice of_three(Slice a, Slice b, Slice c) {
-  return _mm512_ternarylogic_epi64(a, b, c, Truth);
-}
-template <int Truth>
-inline HalfSlice of_three(HalfSlice a, HalfSlice b, HalfSlice c) {
-  return _mm256_ternarylogic_epi64(a, b, c, Truth);
-}
-constexpr int kOdd = 0x96, kMajority = 0xe8, kSelect = 0xe4;  // kSelect: c ? a : b
 // The truth table with the bits of one side the other way: Side is 4 for a, 2 for b, 1 for c.
 constexpr int flipped(int truth, int side) {
   int out = 0;
   for (int k = 0; k < 8; ++k) out |= (truth >> (k ^ side) & 1) << k;
   return out;
-}
-
-// A full adder: the sum comes in place of a, the carry is returned. Where b and c are the same it is they, else the
-// opposite of the sum.
-inline Slice add(Slice& a, Slice b, Slice c) {
-  a = of_three<kOdd>(a, b, c);
-  return of_three<0xd4>(b, c, a);
-}
-
-template <int Shift>
-constexpr char kLower = Shift == 4 ? 0x0f : Shift == 2 ? 0x33 : 0x55;
-// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
-template <int Shift>
-inline void exchange(Slice& a, Slice& b) {
-  const Slice lower = _mm512_set1_epi8(kLower<Shift>);
-  const Slice up = _mm512_slli_epi16(b, Shift), down = _mm512_srli_epi16(a, Shift);
-  a = of_three<kSelect>(a, up, lower);
-  b = of_three<kSelect>(down, b, lower);
-}
-template <int Shift>
-inline void exchange(HalfSlice& a, HalfSlice& b) {
-  const HalfSlice lower = _mm256_set1_epi8(kLower<Shift>);
-  const HalfSlice up = _mm256_slli_epi16(b, Shift), down = _mm256_srli_epi16(a, Shift);
-  a = of_three<kSelect>(a, up, lower);
-  b = of_three<kSelect>(down, b, lower);
-}
-
-// Of eight registers of bytes: bit k of byte n of register m becomes bit m of byte n of register k. Makes slices of
-// the bytes of columns, and numbers of the slices of their digits.
-template <class V>
-inline void turn_bits(V* a) {
-#pragma GCC unroll 4
-  for (int k = 0; k < 4; ++k) exchange<4>(a[k], a[k + 4]);
-#pragma GCC unroll 4
-  for (int k = 0; k < 4; ++k) exchange<2>(a[k + k / 2 * 2], a[k + k / 2 * 2 + 2]);
-#pragma GCC unroll 4
-  for (int k = 0; k < 4; ++k) exchange<1>(a[2 * k], a[2 * k + 1]);
 }
 
 // What 0 to 3 differing places look like, for every triple of a step and the eight ways in which the bits of a row
@@ -337,9 +288,8 @@ struct Moves {
 constexpr Moves kMoves;
 static_assert(Tables::kEntry == 1 << 6);
 
-// Makes the triples, where they will be looked at.
-inline void prepare(InSlices, int64_t count, int64_t blocks, uint8_t* codes, int64_t bytes) {
-  if (!by_slices(count, blocks)) return;
+// Makes the triples of a row, where they will be looked at.
+inline void make_triples(uint8_t* codes, int64_t bytes) {
   uint8_t* to = codes + triples_at(bytes);
   const __m512i order = _mm512_load_si512(kMoves.bytes), down = _mm512_load_si512(kMoves.down);
   for (int64_t k = 0; k < bytes; k += 2 * kStepBytes, to += kTwoSteps) {
@@ -351,8 +301,12 @@ inline void prepare(InSlices, int64_t count, int64_t blocks, uint8_t* codes, int
   }
 }
 
+inline void prepare(InSlices, int64_t count, int64_t blocks, uint8_t* codes, int64_t stride, int64_t bytes, char*) {
+  for (int64_t r = 0; by_slices(count, blocks) && r < count; ++r) make_triples(codes + r * stride, bytes);
+}
+
 // Memory for a group of so many rows.
-inline int64_t bytes_of_work(InSlices, int64_t rows) { return rows * int64_t{sizeof(Tally)}; }
+inline int64_t bytes_of_work(InSlices, int64_t rows, int64_t) { return rows * int64_t{sizeof(Tally)}; }
 
 template <int Rows>
 inline void count_slices(int64_t count, int64_t blocks, const uint8_t* rows, int64_t row_stride, int64_t bytes,

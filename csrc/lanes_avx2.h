@@ -114,6 +114,33 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
   }
 }
 
+// A register full of bits, of which each belongs to another column.
+using Slice = __m256i;
+inline Slice load_slice(const Slice* p) { return _mm256_load_si256(p); }
+inline void store_slice(Slice* p, Slice a) { _mm256_store_si256(p, a); }
+// The bytes of as many blocks as a slice takes: one.
+inline Slice join_bytes(const uint8_t* one, const uint8_t*) { return load_bytes(one); }
+
+// A full adder: the sum comes in place of a, the carry is returned.
+inline Slice add(Slice& a, Slice b, Slice c) {
+  const Slice odd = _mm256_xor_si256(b, c);
+  const Slice carry = _mm256_or_si256(_mm256_and_si256(b, c), _mm256_and_si256(odd, a));
+  a = _mm256_xor_si256(a, odd);
+  return carry;
+}
+
+// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
+template <int Shift>
+inline void exchange(Slice& a, Slice& b) {
+  const Slice lower = set_bytes(lower_halves(Shift));
+  const Slice up = _mm256_slli_epi16(b, Shift), down = _mm256_srli_epi16(a, Shift);
+  a = _mm256_or_si256(_mm256_and_si256(lower, a), _mm256_andnot_si256(lower, up));
+  b = _mm256_or_si256(_mm256_and_si256(lower, down), _mm256_andnot_si256(lower, b));
+}
+
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
+constexpr int64_t kClassRows = 48, kClassBlocks = 32, kClassBytes = 64;
+
 // Products of signs are counted two rows at a time. A tile of these and 4 blocks takes 8 of the 16 registers for its
 // sums.
 using Counting = InTwoRows;

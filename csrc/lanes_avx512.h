@@ -57,6 +57,59 @@ constexpr int kTileRows = 8, kTileBlocks = 16, kRowBlocks = 4;  // a tile is a s
 
 #endif
 
+// A register full of bits, of which each belongs to another column.
+using Slice = __m512i;
+inline Slice load_slice(const Slice* p) { return _mm512_load_si512(p); }
+inline void store_slice(Slice* p, Slice a) { _mm512_store_si512(p, a); }
+// The bytes of as many blocks as a slice takes.
+inline Slice join_bytes(const uint8_t* one, const uint8_t* other) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(load_bytes(one)), load_bytes(other), 1);
+}
+
+// A function of three bits: bit 4 a + 2 b + c of the truth table.
+template <int Truth>
+inline Slice of_three(Slice a, Slice b, Slice c) {
+  return _mm512_ternarylogic_epi64(a, b, c, Truth);
+}
+constexpr int kOdd = 0x96, kMajority = 0xe8, kSelect = 0xe4;  // kSelect: c ? a : b
+
+// A full adder: the sum comes in place of a, the carry is returned. Where b and c are the same it is they, else the
+// opposite of the sum.
+inline Slice add(Slice& a, Slice b, Slice c) {
+  a = of_three<kOdd>(a, b, c);
+  return of_three<0xd4>(b, c, a);
+}
+
+// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
+template <int Shift>
+inline void exchange(Slice& a, Slice& b) {
+  const Slice lower = _mm512_set1_epi8(lower_halves(Shift));
+  const Slice up = _mm512_slli_epi16(b, Shift), down = _mm512_srli_epi16(a, Shift);
+  a = of_three<kSelect>(a, up, lower);
+  b = of_three<kSelect>(down, b, lower);
+}
+
+#ifndef XNCAPS_BITALG
+
+// Half a slice.
+using HalfSlice = __m256i;
+template <int Truth>
+inline HalfSlice of_three(HalfSlice a, HalfSlice b, HalfSlice c) {
+  return _mm256_ternarylogic_epi64(a, b, c, Truth);
+}
+template <int Shift>
+inline void exchange(HalfSlice& a, HalfSlice& b) {
+  const HalfSlice lower = _mm256_set1_epi8(lower_halves(Shift));
+  const HalfSlice up = _mm256_slli_epi16(b, Shift), down = _mm256_srli_epi16(a, Shift);
+  a = of_three<kSelect>(a, up, lower);
+  b = of_three<kSelect>(down, b, lower);
+}
+
+#endif
+
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
+constexpr int64_t kClassRows = 48, kClassBlocks = 32, kClassBytes = 64;
+
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 inline Vec set(float a) { return _mm512_set1_ps(a); }

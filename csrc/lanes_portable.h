@@ -189,6 +189,45 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
   }
 }
 
+// Bits, of which each belongs to another column: two or four registers of most processors.
+struct Slice {
+  uint64_t word[4];
+};
+template <class Function>
+inline Slice each_word(Function function) {
+  Slice out;
+  for (int k = 0; k < 4; ++k) out.word[k] = function(k);
+  return out;
+}
+inline Slice load_slice(const Slice* p) { return *p; }
+inline void store_slice(Slice* p, Slice a) { *p = a; }
+// The bytes of as many blocks as a slice takes: one.
+inline Slice join_bytes(const uint8_t* one, const uint8_t*) {
+  Slice out;
+  std::memcpy(out.word, one, sizeof out.word);
+  return out;
+}
+
+// A full adder: the sum comes in place of a, the carry is returned.
+inline Slice add(Slice& a, Slice b, Slice c) {
+  const Slice odd = each_word([&](int k) { return b.word[k] ^ c.word[k]; });
+  const Slice carry = each_word([&](int k) { return (b.word[k] & c.word[k]) | (odd.word[k] & a.word[k]); });
+  a = each_word([&](int k) { return a.word[k] ^ odd.word[k]; });
+  return carry;
+}
+
+// Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
+template <int Shift>
+inline void exchange(Slice& a, Slice& b) {
+  const uint64_t lower = lower_halves(Shift) * 0x0101010101010101u;
+  const Slice one = a, other = b;
+  a = each_word([&](int k) { return (one.word[k] & lower) | ((other.word[k] & lower) << Shift); });
+  b = each_word([&](int k) { return ((one.word[k] >> Shift) & lower) | (other.word[k] & ~lower); });
+}
+
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
+constexpr int64_t kClassRows = 16, kClassBlocks = 2, kClassBytes = 16;
+
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
 struct InBytes {};
 using Counting = InBytes;

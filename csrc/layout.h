@@ -25,6 +25,9 @@ inline int64_t width_at(int64_t first, int64_t count) {
   return count - first < kBlock ? count - first : kBlock;
 }
 
+// In a byte, the lower halves of groups of 2 * shift bits.
+constexpr uint8_t lower_halves(int shift) { return shift == 4 ? 0x0f : shift == 2 ? 0x33 : 0x55; }
+
 // Where (row, lane) is in a laned array.
 inline int64_t laned(int64_t row, int64_t lane, int64_t rows, int64_t count) {
   const int64_t first = lane / kBlock * kBlock;

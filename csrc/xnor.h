@@ -1,22 +1,27 @@
 // Products of signs: the linear layer. Columns are lanes: 32 outputs. The core, which counts the bits in which
-// rows differ from columns, is in count_bytes.h, count_pairs.h or count_slices.h: one of them is included before.
+// rows differ from columns, is in count_classes.h for many rows and columns, else in count_bytes.h, count_two_rows.h,
+// count_pairs.h or count_slices.h: one of them is included before.
 #pragma once
 
 #include "blocks.h"
+#include "count_classes.h"
 
 namespace xncaps::XNCAPS_ISA {
 
 // Rows of codes lie this far apart: more than they take, and not a power of two, for then they would share
 // places in the cache.
-inline int64_t code_stride(int64_t bytes, int64_t blocks) {
-  return (code_room(Counting(), bytes, blocks) + 63) / 64 * 64 + 32;
+template <class Core>
+inline int64_t code_stride(Core core, int64_t bytes, int64_t blocks) {
+  return (code_room(core, bytes, blocks) + 63) / 64 * 64 + 32;
 }
 
 // Of so many rows, how many are counted together: whole tiles in groups of one size, as nearly as that goes.
-inline int64_t group_for(int64_t rows) {
+template <class Core>
+inline int64_t group_for(Core core, int64_t rows) {
   if (rows == 0) return 0;
-  const int64_t groups = (rows + kGroup - 1) / kGroup, each = (rows + groups - 1) / groups;
-  const int64_t whole = (each + kTileRows - 1) / kTileRows * kTileRows;
+  const int64_t most = rows_of_group(core), tile = rows_of_tile(core);
+  const int64_t groups = (rows + most - 1) / most, each = (rows + groups - 1) / groups;
+  const int64_t whole = (each + tile - 1) / tile * tile;
   return whole < rows ? whole : rows;
 }
 
@@ -63,13 +68,15 @@ struct Counts {
   int32_t* counts;
   char* work;
 
-  Counts(int64_t rows, Parts& parts)
-      : counts(parts.take<int32_t>(rows * kMostBlocks * kBlock)),
-        work(parts.take<char>(bytes_of_work(Counting(), rows))) {}
+  template <class Core>
+  Counts(Core core, int64_t rows, int64_t bytes, Parts& parts)
+      : counts(parts.take<int32_t>(rows * most_blocks(core) * kBlock)),
+        work(parts.take<char>(bytes_of_work(core, rows, bytes))) {}
 };
 
 // y of the rows of a group for as many blocks of outputs as a tile has.
-inline void multiply_columns(const LinearCall& call, const uint8_t* codes, int64_t stride,
+template <class Core>
+inline void multiply_columns(Core core, const LinearCall& call, const uint8_t* codes, int64_t stride,
                              const float* means, int64_t first_row, int64_t rows, int64_t block,
                              int64_t blocks, const uint8_t* columns, const Counts& to) {
   const int64_t bytes = bytes_for(call.in_features), first = block * kBlock;
@@ -80,7 +87,7 @@ inline void multiply_columns(const LinearCall& call, const uint8_t* codes, int64
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t k = 0; k < width; k += 16) __builtin_prefetch(out + row * call.out_features + k, 0, 2);
   }
-  count_any(Counting(), rows, blocks, codes, stride, bytes, columns, to.counts, to.work);
+  count_any(core, rows, blocks, codes, stride, bytes, columns, to.counts, to.work);
   const int32_t bits = static_cast<int32_t>(call.in_features);
   const float* __restrict scale = call.scale + first;
   const float* __restrict bias = call.bias == nullptr ? nullptr : call.bias + first;
@@ -95,65 +102,75 @@ inline void multiply_columns(const LinearCall& call, const uint8_t* codes, int64
   }
 }
 
-inline void linear(const LinearCall& call) {
+template <class Core>
+inline void linear_by(Core core, const LinearCall& call) {
   const int64_t bytes = bytes_for(call.in_features), blocks = blocks_for(call.out_features);
   const int64_t last = (blocks - 1) * kBlock, last_width = width_at(last, call.out_features);
-  const int64_t tiles = (call.rows + kTileRows - 1) / kTileRows;
+  const int64_t tile = rows_of_tile(core), tiles = (call.rows + tile - 1) / tile;
   const int64_t parts_count = tiles < call.threads ? tiles : call.threads;
   struct Memory {
     uint8_t* narrow;  // the last block, if it is not 32 lanes wide, filled up with zeros
     uint8_t* codes;
     float* means;
     Counts counts;
-    Memory(int64_t narrow_bytes, int64_t rows, int64_t stride, Parts& parts)
+    Memory(int64_t narrow_bytes, int64_t rows, int64_t bytes, int64_t stride, Parts& parts)
         : narrow(parts.take<uint8_t>(narrow_bytes)),
           codes(parts.take<uint8_t>(rows * stride)),
           means(parts.take<float>(rows)),
-          counts(rows, parts) {}
+          counts(Core(), rows, bytes, parts) {}
   };
   const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
-  const int64_t group = group_for(call.rows);
+  const int64_t group = group_for(core, call.rows);
   Parts count(nullptr);
-  const int64_t stride = code_stride(bytes, blocks);
-  Memory(narrow_bytes, group, stride, count);
+  const int64_t stride = code_stride(core, bytes, blocks);
+  Memory(narrow_bytes, group, bytes, stride, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(narrow_bytes, group, stride, parts);
+    const Memory work(narrow_bytes, group, bytes, stride, parts);
     if (narrow_bytes > 0) {
       std::memset(work.narrow, 0, narrow_bytes);
       for (int64_t k = 0; k < bytes; ++k) {
         std::memcpy(work.narrow + k * kBlock, call.bits + last * bytes + k * last_width, last_width);
       }
     }
-    const int64_t end_tile = tiles * (part + 1) / parts_count * kTileRows;
+    const int64_t end_tile = tiles * (part + 1) / parts_count * tile;
     const int64_t end_row = end_tile < call.rows ? end_tile : call.rows;
-    for (int64_t first = tiles * part / parts_count * kTileRows; first < end_row; first += group) {
+    for (int64_t first = tiles * part / parts_count * tile; first < end_row; first += group) {
       const int64_t rows = end_row - first < group ? end_row - first : group;
       for (int64_t r = 0; r < rows; ++r) {
         uint8_t* codes = work.codes + r * stride;
         work.means[r] = pack_row(call.binarizer, call.x + (first + r) * call.in_features,
                                  call.in_features, codes);
-        prepare(Counting(), rows, blocks, codes, bytes);
       }
-      const int64_t together = blocks_of_tile(Counting(), rows);
+      prepare(core, rows, blocks, work.codes, stride, bytes, work.counts.work);
+      const int64_t together = blocks_of_tile(core, rows);
       for (int64_t block = 0; block < blocks; block += together) {
         int64_t count_blocks = blocks - block < together ? blocks - block : together;
         const uint8_t* columns = call.bits + block * kBlock * bytes;
         if (narrow_bytes > 0 && block + count_blocks == blocks) {
           // The narrow one comes alone.
           if (count_blocks > 1) {
-            multiply_columns(call, work.codes, stride, work.means, first, rows, block,
+            multiply_columns(core, call, work.codes, stride, work.means, first, rows, block,
                              count_blocks - 1, columns, work.counts);
           }
           block += count_blocks - 1;
           count_blocks = 1;
           columns = work.narrow;
         }
-        multiply_columns(call, work.codes, stride, work.means, first, rows, block, count_blocks,
+        multiply_columns(core, call, work.codes, stride, work.means, first, rows, block, count_blocks,
                          columns, work.counts);
       }
     }
   });
+}
+
+inline void linear(const LinearCall& call) {
+  const int64_t rows = call.rows / (call.threads > 1 ? call.threads : 1);
+  if (by_classes(rows, blocks_for(call.out_features), bytes_for(call.in_features))) {
+    linear_by(InClasses(), call);
+  } else {
+    linear_by(Counting(), call);
+  }
 }
 
 }  // namespace xncaps::XNCAPS_ISA

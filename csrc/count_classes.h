@@ -1,0 +1,252 @@
+// The core of products of signs for many rows and columns: four rows at a time.
+//
+// The bits in which a row and a column differ are those that are ones in either, less twice those that are ones in
+// both. Of four rows the bits at one place are one of 16 patterns: places of the same pattern are a class. For all
+// columns of a slice (slices.h) the ones at the places of each class are added up by full adders, once for four rows:
+//
+//     place         0 1 2 3 4 5 6 7 ...       class 2 (row 1 only):   places 1, 5, ...
+//     row 0         1 0 1 0 0 0 1 1           class 5 (rows 0 and 2): places 0, 2, 7, ...
+//     row 1         0 1 0 0 1 1 0 0           class 0 (none of them): not counted
+//     row 2         1 0 1 0 1 0 0 1
+//     row 3         0 0 0 0 0 0 1 0           ones in row 0 and a column = its ones in classes 1, 3, 5, 7, ...
+//
+// So a place costs one adder for four rows, and nothing where all of them have zeros. What is left is done once for
+// all columns (the lists of places), once for all rows (slices of the columns), or once for four rows of a slice
+// (sums of classes, and numbers made of their digits).
+#pragma once
+
+#include <cstring>
+
+#include "count_bytes.h"
+#include "slices.h"
+
+namespace xncaps::XNCAPS_ISA {
+
+struct InClasses {};
+
+constexpr int kQuad = 4, kClasses = 1 << kQuad;
+constexpr int kRunDigits = 4, kRun = 1 << kRunDigits;  // places that are added up at once
+constexpr int kPlaceDigits = 16;
+constexpr int64_t kMostPlaces = ((1 << (kPlaceDigits - kRunDigits)) - 1) * kRun;  // no number has more digits
+
+// Whether this core is the fastest for so many rows, and so many blocks of columns of so many bytes.
+inline bool by_classes(int64_t rows, int64_t blocks, int64_t bytes) {
+  return rows >= kClassRows && blocks >= kClassBlocks && bytes >= kClassBytes && bytes * 8 <= kMostPlaces;
+}
+
+// A number for each column of a slice.
+struct Numbers {
+  Slice digit[kPlaceDigits];
+  int digits;  // the others are zeros, and not written
+};
+
+// Adds 2^Level places to the lower digits; returns what is carried, which is worth 2^Level.
+template <int Level>
+__attribute__((always_inline)) inline Slice add_places(const Slice* slices, const uint16_t* places, Slice* digit) {
+  if constexpr (Level == 0) {
+    return load_slice(slices + *places);
+  } else {
+    const Slice a = add_places<Level - 1>(slices, places, digit);
+    const Slice b = add_places<Level - 1>(slices, places + (1 << (Level - 1)), digit);
+    return add(digit[Level - 1], a, b);
+  }
+}
+
+// Ones at so many places, of which lists are filled up to whole runs. Carries of runs are counted as a binary number
+// counts: at each level one waits for the next.
+__attribute__((noinline)) inline void count_places(const Slice* slices, const uint16_t* places, int64_t count,
+                                                   Numbers& to) {
+  Slice low[kRunDigits] = {}, waiting[kPlaceDigits - kRunDigits];
+  Slice* const high = to.digit + kRunDigits;
+  const int64_t runs = (count + kRun - 1) / kRun;
+  for (int64_t run = 1; run <= runs; ++run, places += kRun) {
+    Slice carry = add_places<kRunDigits>(slices, places, low);
+    int level = 0;
+    for (; (run >> level & 1) == 0; ++level) carry = add(high[level], waiting[level], carry);
+    if (run == int64_t{1} << level) high[level] = Slice{};
+    waiting[level] = carry;
+  }
+  for (int k = 0; k < kRunDigits; ++k) to.digit[k] = low[k];
+  to.digits = kRunDigits;
+  Slice carry{};
+  for (int level = 0; runs >> level != 0; ++level, ++to.digits) {
+    carry = add(high[level], runs >> level & 1 ? waiting[level] : Slice{}, carry);
+  }
+  if (to.digits < kPlaceDigits) to.digit[to.digits++] = carry;
+  while (count >> (to.digits - 1) == 0 && to.digits > 1) --to.digits;  // no number is larger than the count
+}
+
+// to = a + b; it may be one of them.
+inline void add(Numbers& to, const Numbers& a, const Numbers& b) {
+  const Numbers &longer = a.digits < b.digits ? b : a, &shorter = a.digits < b.digits ? a : b;
+  const int digits = longer.digits, both = shorter.digits;
+  Slice carry{};
+  for (int k = 0; k < digits; ++k) {
+    Slice sum = longer.digit[k];
+    carry = add(sum, k < both ? shorter.digit[k] : Slice{}, carry);
+    to.digit[k] = sum;
+  }
+  to.digits = digits;
+  if (digits < kPlaceDigits) to.digit[to.digits++] = carry;
+}
+
+// Of four rows, from the numbers of all classes but the first: how many ones they and the columns share. The numbers
+// of classes are used up.
+inline void add_classes(Numbers* of, Numbers* rows) {
+  for (int row = 0, classes = kClasses; row < kQuad; ++row, classes /= 2) {
+    rows[row] = of[1];
+    for (int k = 3; k < classes; k += 2) add(rows[row], rows[row], of[k]);
+    for (int k = 1; k < classes / 2; ++k) add(of[k], of[2 * k], of[2 * k + 1]);  // which this row does not tell apart
+  }
+}
+
+// The numbers in order of columns: bytes of their lower digits, and of the upper ones.
+struct Written {
+  Slice low[8], high[8];
+
+  explicit Written(const Numbers& numbers) {
+    for (int k = 0; k < 8; ++k) {
+      low[k] = k < numbers.digits ? numbers.digit[k] : Slice{};
+      high[k] = k + 8 < numbers.digits ? numbers.digit[k + 8] : Slice{};
+    }
+    turn_bits(low);
+    turn_bits(high);
+  }
+  int32_t at(int64_t column) const {
+    return reinterpret_cast<const uint8_t*>(low)[column] | reinterpret_cast<const uint8_t*>(high)[column] << 8;
+  }
+};
+
+// The four bits of a quad side by side, for each of 8 places: those of the first row.
+struct Spread {
+  uint32_t of[256];
+  constexpr Spread() : of() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int k = 0; k < 8; ++k) of[byte] |= static_cast<uint32_t>(byte >> k & 1) << kQuad * k;
+    }
+  }
+};
+constexpr Spread kSpread;
+
+// What is counted with for a group of rows.
+struct ClassWork {
+  int64_t quads, list_size;
+  uint16_t* places;      // lists of all quads, one after the other; those of a quad are its classes'
+  int32_t* sizes;        // of the lists
+  uint16_t* all;         // every place
+  uint16_t* unsorted;    // a list for each class with room for every place
+  Slice* slices;         // of all places, and one of zeros
+  int32_t* totals;       // ones of every column
+
+  ClassWork(int64_t rows, int64_t bytes, Parts& parts)
+      : quads((rows + kQuad - 1) / kQuad),
+        list_size(bytes * 8 + kClasses * kRun),
+        places(parts.take<uint16_t>(quads * list_size)),
+        sizes(parts.take<int32_t>(quads * kClasses)),
+        all(parts.take<uint16_t>(list_size)),
+        unsorted(parts.take<uint16_t>(kClasses * list_size)),
+        slices(parts.take<Slice>(bytes * 8 + 1)),
+        totals(parts.take<int32_t>(kSliceColumns)) {}
+
+  // Copies the first so many places, filled up to whole runs with the place where columns have zeros.
+  static uint16_t* copy_list(const uint16_t* from, int64_t count, uint16_t zero, uint16_t* to) {
+    std::memcpy(to, from, count * sizeof *to);
+    for (to += count; count % kRun != 0; ++count) *to++ = zero;
+    return to;
+  }
+
+  // Sorts the places of four rows by class. A row that is not there is as the one before.
+  void sort(int64_t quad, const uint8_t* const* rows, int64_t bytes) {
+    uint16_t* to[kClasses];
+    for (int k = 0; k < kClasses; ++k) to[k] = unsorted + k * list_size;
+    for (int64_t n = 0; n < bytes; ++n) {
+      uint32_t classes = 0;
+      for (int r = 0; r < kQuad; ++r) classes |= kSpread.of[rows[r][n]] << r;
+      for (int k = 0; k < 8; ++k, classes >>= kQuad) {
+        *to[classes % kClasses]++ = static_cast<uint16_t>(8 * n + k);
+      }
+    }
+    uint16_t* list = places + quad * list_size;
+    for (int k = 1; k < kClasses; ++k) {
+      const uint16_t* from = unsorted + k * list_size;
+      const int64_t count = to[k] - from;
+      sizes[quad * kClasses + k] = static_cast<int32_t>(count);
+      list = copy_list(from, count, static_cast<uint16_t>(bytes * 8), list);
+    }
+  }
+
+  // Makes the slices of some columns, whose blocks lie `bytes` bytes of each lane apart; lanes that are not there have zeros.
+  void slice(const uint8_t* columns, int64_t blocks, int64_t bytes) {
+    alignas(64) static constexpr uint8_t kZeros[kBlock] = {};
+    constexpr int kJoined = sizeof(Slice) / kBlock;
+    for (int64_t n = 0; n < bytes; ++n) {
+      const auto at = [&](int64_t block) {
+        return block < blocks ? columns + (block * bytes + n) * kBlock : kZeros;
+      };
+      Slice eight[8];
+#pragma GCC unroll 8
+      for (int m = 0; m < 8; ++m) eight[m] = join_bytes(at(kJoined * m), at(kJoined * m + 1));
+      turn_bits(eight);
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; ++k) store_slice(slices + 8 * n + k, eight[k]);
+    }
+    store_slice(slices + 8 * bytes, Slice{});
+  }
+};
+
+inline int64_t code_room(InClasses, int64_t bytes, int64_t) { return bytes; }
+inline int64_t bytes_of_work(InClasses, int64_t rows, int64_t bytes) {
+  Parts parts(nullptr);
+  ClassWork(rows, bytes, parts);
+  return parts.used();
+}
+inline int64_t blocks_of_tile(InClasses, int64_t) { return kSliceBlocks; }
+inline int64_t rows_of_tile(InClasses) { return kQuad; }
+inline int64_t rows_of_group(InClasses) { return 256; }
+inline int64_t most_blocks(InClasses) { return kSliceBlocks; }
+
+// Sorts the places of all rows of a group.
+inline void prepare(InClasses, int64_t count, int64_t, uint8_t* codes, int64_t stride, int64_t bytes, char* memory) {
+  Parts parts(memory);
+  ClassWork work(count, bytes, parts);
+  for (int64_t k = 0; k < bytes * 8; ++k) work.unsorted[k] = static_cast<uint16_t>(k);
+  ClassWork::copy_list(work.unsorted, bytes * 8, static_cast<uint16_t>(bytes * 8), work.all);
+  for (int64_t quad = 0; quad < work.quads; ++quad) {
+    const uint8_t* rows[kQuad];
+    for (int64_t r = 0; r < kQuad; ++r) {
+      const int64_t row = kQuad * quad + r < count ? kQuad * quad + r : count - 1;
+      rows[r] = codes + row * stride;
+    }
+    work.sort(quad, rows, bytes);
+  }
+}
+
+// counts[row][block][lane] as in count_bytes.h.
+inline void count_any(InClasses, int64_t count, int64_t blocks, const uint8_t*, int64_t, int64_t bytes,
+                      const uint8_t* columns, int32_t* counts, char* memory) {
+  Parts parts(memory);
+  ClassWork work(count, bytes, parts);
+  work.slice(columns, blocks, bytes);
+  const int64_t width = blocks * kBlock;
+  Numbers classes[kClasses], rows[kQuad];
+  count_places(work.slices, work.all, bytes * 8, classes[0]);
+  const Written totals(classes[0]);
+  for (int64_t k = 0; k < width; ++k) work.totals[k] = totals.at(k);
+  for (int64_t quad = 0; quad < work.quads; ++quad) {
+    const uint16_t* list = work.places + quad * work.list_size;
+    int32_t ones[kQuad] = {};
+    for (int k = 1; k < kClasses; ++k) {
+      const int32_t size = work.sizes[quad * kClasses + k];
+      for (int r = 0; r < kQuad; ++r) ones[r] += k >> r & 1 ? size : 0;
+      count_places(work.slices, list, size, classes[k]);
+      list += (size + kRun - 1) / kRun * kRun;
+    }
+    add_classes(classes, rows);
+    for (int64_t r = 0; r < kQuad && kQuad * quad + r < count; ++r, counts += width) {
+      const Written shared(rows[r]);
+      for (int64_t k = 0; k < width; ++k) counts[k] = ones[r] + work.totals[k] - 2 * shared.at(k);
+    }
+  }
+}
+
+}  // namespace xncaps::XNCAPS_ISA
