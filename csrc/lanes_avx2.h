@@ -139,7 +139,7 @@ inline void exchange(Slice& a, Slice& b) {
 }
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
-constexpr int64_t kClassRows = 48, kClassBlocks = 32, kClassBytes = 64;
+constexpr int64_t kClassRows = 16, kClassBlocks = 16, kClassBytes = 256;
 
 // Products of signs are counted two rows at a time. A tile of these and 4 blocks takes 8 of the 16 registers for its
 // sums.

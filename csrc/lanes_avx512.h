@@ -108,7 +108,11 @@ inline void exchange(HalfSlice& a, HalfSlice& b) {
 #endif
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
-constexpr int64_t kClassRows = 48, kClassBlocks = 32, kClassBytes = 64;
+#ifdef XNCAPS_BITALG
+constexpr int64_t kClassRows = 64, kClassBlocks = 64, kClassBytes = 512;
+#else
+constexpr int64_t kClassRows = 16, kClassBlocks = 64, kClassBytes = 256;
+#endif
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }

@@ -109,28 +109,31 @@ inline void linear_by(Core core, const LinearCall& call) {
   const int64_t tile = rows_of_tile(core), tiles = (call.rows + tile - 1) / tile;
   const int64_t parts_count = tiles < call.threads ? tiles : call.threads;
   struct Memory {
-    uint8_t* narrow;  // the last block, if it is not 32 lanes wide, filled up with zeros
+    uint8_t* copied;  // the last blocks, if the very last is not 32 lanes wide, filled up with zeros
     uint8_t* codes;
     float* means;
     Counts counts;
-    Memory(int64_t narrow_bytes, int64_t rows, int64_t bytes, int64_t stride, Parts& parts)
-        : narrow(parts.take<uint8_t>(narrow_bytes)),
+    Memory(int64_t copied_bytes, int64_t rows, int64_t bytes, int64_t stride, Parts& parts)
+        : copied(parts.take<uint8_t>(copied_bytes)),
           codes(parts.take<uint8_t>(rows * stride)),
           means(parts.take<float>(rows)),
           counts(Core(), rows, bytes, parts) {}
   };
-  const int64_t narrow_bytes = last_width < kBlock ? bytes * kBlock : 0;
+  const int64_t copied = last_width < kBlock ? blocks_copied(core, blocks) : 0;
+  const int64_t block_bytes = bytes * kBlock;
   const int64_t group = group_for(core, call.rows);
   Parts count(nullptr);
   const int64_t stride = code_stride(core, bytes, blocks);
-  Memory(narrow_bytes, group, bytes, stride, count);
+  Memory(copied * block_bytes, group, bytes, stride, count);
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
-    const Memory work(narrow_bytes, group, bytes, stride, parts);
-    if (narrow_bytes > 0) {
-      std::memset(work.narrow, 0, narrow_bytes);
+    const Memory work(copied * block_bytes, group, bytes, stride, parts);
+    if (copied > 0) {
+      const int64_t whole = (copied - 1) * block_bytes;
+      std::memcpy(work.copied, call.bits + (blocks - copied) * block_bytes, whole);
+      std::memset(work.copied + whole, 0, block_bytes);
       for (int64_t k = 0; k < bytes; ++k) {
-        std::memcpy(work.narrow + k * kBlock, call.bits + last * bytes + k * last_width, last_width);
+        std::memcpy(work.copied + whole + k * kBlock, call.bits + last * bytes + k * last_width, last_width);
       }
     }
     const int64_t end_tile = tiles * (part + 1) / parts_count * tile;
@@ -146,16 +149,17 @@ inline void linear_by(Core core, const LinearCall& call) {
       const int64_t together = blocks_of_tile(core, rows);
       for (int64_t block = 0; block < blocks; block += together) {
         int64_t count_blocks = blocks - block < together ? blocks - block : together;
-        const uint8_t* columns = call.bits + block * kBlock * bytes;
-        if (narrow_bytes > 0 && block + count_blocks == blocks) {
-          // The narrow one comes alone.
-          if (count_blocks > 1) {
-            multiply_columns(core, call, work.codes, stride, work.means, first, rows, block,
-                             count_blocks - 1, columns, work.counts);
+        const uint8_t* columns = call.bits + block * block_bytes;
+        if (copied > 0 && block + count_blocks == blocks) {
+          // Those that were copied come by themselves.
+          const int64_t before = count_blocks - copied;
+          if (before > 0) {
+            multiply_columns(core, call, work.codes, stride, work.means, first, rows, block, before,
+                             columns, work.counts);
           }
-          block += count_blocks - 1;
-          count_blocks = 1;
-          columns = work.narrow;
+          block += before;
+          count_blocks = copied;
+          columns = work.copied;
         }
         multiply_columns(core, call, work.codes, stride, work.means, first, rows, block, count_blocks,
                          columns, work.counts);

@@ -135,6 +135,57 @@ def test_long_rows_and_many_columns_overflow_no_counter(kernel, in_features, out
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("in_features", "out_features", "counts"),
+    [
+        (509, 129, (7, 8, 9, 10, 11, 13)),
+        (2041, 481, (15, 16, 17, 18, 19)),
+        (2055, 1024, (16, 31)),
+        (4089, 2017, (63, 64, 65, 66, 67)),
+        (4103, 2080, (64, 68)),
+    ],
+)
+def test_many_rows_and_columns_count_exactly(kernel, in_features, out_features, counts):
+    layer = exact(linear(in_features, out_features, scale="learned", bias=False))
+    layer.weight[3], layer.weight[-1], layer.weight[-2] = 1.0, 1.0, -1.0
+    x = rows(layer, max(counts))
+    x[1], x[2], x[-1] = 1.0, -1.0, x[0]
+    x[4] = -x[0]
+    expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+    with kernels.use(kernel):
+        for count in counts:
+            assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_threads_share_many_rows_and_columns(kernel):
+    layer = exact(linear(4090, 2050, scale="learned", bias=False))
+    x = rows(layer, 67 if kernel == "reference" else 515)
+    expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+    threads = torch.get_num_threads()
+    try:
+        for some in range(1, 5):
+            torch.set_num_threads(some)
+            with kernels.use(kernel):
+                assert torch.equal(layer(x), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("in_features", [65_519, 65_520, 65_521])
+def test_the_longest_rows_of_many_overflow_no_counter(kernel, in_features):
+    layer = exact(XnorLinear(in_features, 512, bias=False, scale="learned"))
+    layer.weight[1::2] = -layer.weight[::2]
+    layer.weight[0] = 1.0
+    x = layer.weight[:16].clone()
+    expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
+    assert expected.max() == in_features
+    with kernels.use(kernel):
+        assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("binarizer", BINARIZERS)
 @pytest.mark.parametrize("scale", ["mean", "learned"])
 @pytest.mark.parametrize("bias", [True, False])
@@ -238,6 +289,17 @@ def test_few_windows_of_many_filters_are_counted_exactly(kernel, windows):
         expected = F.conv2d(signs(x, "sign", 1).double(), weight)
         with kernels.use(kernel):
             assert torch.equal(exact(layer)(x), expected.float())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("channels", "filters"), [(67, 131), (233, 515), (512, 2049)])
+def test_many_windows_of_many_filters_are_counted_exactly(kernel, channels, filters):
+    layer = shake(XnorConv2d(channels, filters, 3, padding=1, bias=False, scale="learned"), filters)
+    x = torch.randn(2, channels, 7, 10, generator=seeded(channels))
+    padded = F.pad(signs(x, "sign", 1).float(), (1, 1, 1, 1), value=-1.0)
+    expected = F.conv2d(padded, signs(layer.weight, "sign", 1).float())
+    with kernels.use(kernel):
+        assert torch.equal(exact(layer)(x), expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
