@@ -29,6 +29,7 @@ from xncaps.bench.machine import Level, Rates, Shape, capsule_work
 from xncaps.bench.report import goal_markdown
 from xncaps.bench.rows import COLUMNS, FACTS, Comparison, Row, append_csv, read_newest
 from xncaps.bench.timing import Task, best_times
+from xncaps.binarizers import sign
 from xncaps.errors import InputError, RunError
 
 # The peers.
@@ -47,6 +48,7 @@ def test_peers_equal_the_layer(
         wanted = module(x)
         for got in (
             tiled(x, module.weight, layer, iterations),
+            tiled(x, module.weight, layer, iterations, sign=sign),
             broadcast(x, module.weight, layer, iterations),
             Bmm(module.weight, layer, iterations)(x),
         ):

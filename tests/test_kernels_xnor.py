@@ -16,6 +16,7 @@ from kernel_cases import (
     reference,
     seeded,
     shake,
+    threads,
 )
 from xncaps import XnorConv2d, XnorLinear, kernels
 from xncaps.binarizers import BINARIZERS
@@ -162,14 +163,9 @@ def test_threads_share_many_rows_and_columns(kernel):
     layer = exact(linear(4090, 2050, scale="learned", bias=False))
     x = rows(layer, 67 if kernel == "reference" else 515)
     expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
-    threads = torch.get_num_threads()
-    try:
-        for some in range(1, 5):
-            torch.set_num_threads(some)
-            with kernels.use(kernel):
-                assert torch.equal(layer(x), expected)
-    finally:
-        torch.set_num_threads(threads)
+    for count in range(1, 5):
+        with kernels.use(kernel), threads(count):
+            assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -5,7 +5,8 @@ the same weights ``(caps_in, caps_out, dim_in, dim_out)``, by plain PyTorch, wit
 
 - :func:`tiled`: the literal port of the usual TensorFlow code, in the five dimensions of the paper.
   Inputs are repeated for every output capsule, weights for every sample, output capsules for every
-  input capsule, all in memory.
+  input capsule, all in memory. Signs are written as Appendix A has them, by cases
+  (:func:`sign_by_cases`), or, for a port that is quicker by that alone, as our own layers do.
 - :func:`broadcast`: the same without copies; multiply-and-sum leaves the product in memory.
 - :class:`Bmm`: one batched matrix product of weights that are laid out (and binarized) beforehand.
 
@@ -39,7 +40,25 @@ FC_STACKS: dict[str, tuple[int, tuple[int, ...]]] = {
 """Features and hidden layers of the stacks that the heads replace (Appendix C), by shape."""
 
 
-def tiled(x: Tensor, weight: Tensor, layer: str, iterations: int = ITERATIONS) -> Tensor:
+def sign_by_cases(x: Tensor) -> Tensor:
+    """+1 where x > 0, else -1, by torch.where, which takes three times as long as :func:`sign`.
+
+    Gradient: as that of :func:`sign`.
+    """
+    signs = torch.where(x > 0, 1.0, -1.0)
+    if not torch.is_grad_enabled():
+        return signs
+    inside = x.clamp(-1, 1)
+    return signs + (inside - inside.detach())
+
+
+def tiled(
+    x: Tensor,
+    weight: Tensor,
+    layer: str,
+    iterations: int = ITERATIONS,
+    sign: Callable[[Tensor], Tensor] = sign_by_cases,
+) -> Tensor:
     """The literal 5-D tiled port: everything is repeated until a plain matrix product does.
 
     Inputs, weights and predictions have the shapes that section 3 of the paper gives them.
@@ -49,6 +68,7 @@ def tiled(x: Tensor, weight: Tensor, layer: str, iterations: int = ITERATIONS) -
         weight: of the layer.
         layer: a name in ``LAYERS``.
         iterations: of the routing.
+        sign: how signs are made.
 
     Shape:
         x ``(batch, caps_in, dim_in)``, weight ``(caps_in, caps_out, dim_in, dim_out)`` -> v

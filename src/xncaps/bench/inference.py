@@ -16,6 +16,7 @@ from xncaps.bench.baselines import FC_STACKS, LAYERS, Bmm, broadcast, fc_stack, 
 from xncaps.bench.machine import Rates, Shape, capsule_work
 from xncaps.bench.plan import Plan
 from xncaps.bench.rows import Comparison, Row
+from xncaps.binarizers import sign
 from xncaps.capsules import squash
 from xncaps.deploy import pack
 from xncaps.heads import FCHead
@@ -104,7 +105,10 @@ class Inference:
         shape = self.shape
         size = tiled_bytes(self.batch, shape.caps_in, shape.caps_out, shape.dim_in, shape.dim_out)
         weight = self.module.weight.detach()
-        self.plain(what, lambda: tiled(self.x, weight, self.layer), size)
+        if what == "tiled":
+            self.plain(what, lambda: tiled(self.x, weight, self.layer), size)
+        elif self.layer != "CapsFC":  # which has no signs
+            self.plain(what, lambda: tiled(self.x, weight, self.layer, sign=sign), size)
 
     def broadcast(self, what: str) -> None:
         weight = self.module.weight.detach()
@@ -164,6 +168,7 @@ PEERS: dict[str, Callable[[Inference, str], None]] = {
     "native": Inference.native,
     "packed fp16": Inference.half,
     "tiled": Inference.tiled,
+    "tiled quick": Inference.tiled,
     "broadcast": Inference.broadcast,
     "layer eager": Inference.eager,
     "bmm eager": Inference.bmm,
@@ -175,7 +180,8 @@ PEERS: dict[str, Callable[[Inference, str], None]] = {
 """What packed layers are timed against, by name.
 
 native: the layer as it is; packed fp16: with float16 scales; tiled, broadcast, bmm eager: see
-``baselines.py``; layer eager: the layer without the kernels; compile: torch.compile of the two.
+``baselines.py``; tiled quick: with the signs of our own layers; layer eager: the layer without the
+kernels; compile: torch.compile of the two.
 """
 
 

@@ -56,8 +56,8 @@ FULL = Plan(
     batches=(1, 32, 256),
     layers=tuple(LAYERS),
     peers=(
-        *("native", "packed fp16", "tiled", "broadcast", "layer eager", "bmm eager"),
-        *("compile layer", "compile bmm", "FC eager", "FC ORT"),
+        *("native", "packed fp16", "tiled", "tiled quick", "broadcast", "layer eager"),
+        *("bmm eager", "compile layer", "compile bmm", "FC eager", "FC ORT"),
     ),
     compile_shapes=("mb", "rn", "capsnet", "big"),
     train_shapes=("mb", "rn"),
