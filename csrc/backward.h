@@ -34,8 +34,9 @@ inline void backward(const Layer& layer, const Weights& weights, const BackwardC
   Parts weights_parts(buffer.data());
   const WeightBlocks blocks(sizes, weights, weights_parts);
   BlockGradient(layer, sizes, weights, blocks, call, traces, block_count);
-  const int64_t block_parts = sizes.blocks < call.threads ? sizes.blocks : call.threads;
-  parallel(block_parts, call.threads, block_count.used(), [&](int64_t part, char* memory) {
+  const int threads = call.batch == 1 ? 1 : call.threads;  // one sample opens no parallel region
+  const int64_t block_parts = sizes.blocks < threads ? sizes.blocks : threads;
+  parallel(block_parts, threads, block_count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     BlockGradient gradient(layer, sizes, weights, blocks, call, traces, parts);
     const int64_t end = sizes.blocks * (part + 1) / block_parts;

@@ -76,7 +76,7 @@ inline int64_t bytes_of_work(InBytes, int64_t, int64_t) { return 0; }
 inline int64_t rows_of_tile(InBytes) { return kTileRows; }
 inline int64_t rows_of_group(InBytes) { return kGroup; }
 inline int64_t most_blocks(InBytes) { return kMostBlocks; }
-// Of so many blocks the last ones that are copied where the very last is filled up: that one.
+// How many of the last blocks are copied, side by side, where the very last is not whole and is filled up.
 inline int64_t blocks_copied(InBytes, int64_t) { return 1; }
 inline int64_t blocks_of_tile(InBytes, int64_t rows) { return rows == 1 ? kRowBlocks : kTileBlocks; }
 

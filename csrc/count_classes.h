@@ -1,7 +1,7 @@
 // The core of products of signs for many rows and columns: four rows at a time.
 //
-// The bits in which a row and a column differ are those that are ones in either, less twice those that are ones in
-// both. Of four rows the bits at one place are one of 16 patterns: places of the same pattern are a class. For all
+// The bits in which a row and a column differ are the ones of the row and those of the column, less twice the ones
+// that they share. Of four rows the bits at one place are one of 16 patterns: places of the same pattern are a class. For all
 // columns of a slice (slices.h) the ones at the places of each class are added up by full adders, once for four rows:
 //
 //     place         0 1 2 3 4 5 6 7 ...       class 2 (row 1 only):   places 1, 5, ...
@@ -10,14 +10,13 @@
 //     row 2         1 0 1 0 1 0 0 1
 //     row 3         0 0 0 0 0 0 1 0           ones in row 0 and a column = its ones in classes 1, 3, 5, 7, ...
 //
-// So a place costs one adder for four rows, and nothing where all of them have zeros. What is left is done once for
-// all columns (the lists of places), once for all rows (slices of the columns), or once for four rows of a slice
-// (sums of classes, and numbers made of their digits).
+// So a place costs one adder for four rows, and nothing where all of them have zeros. What is left is done once for a
+// group of rows (the lists of places, for all columns), once for a group and a slice (the slices of its columns), or
+// once for four rows and a slice (sums of classes, and numbers made of their digits).
 #pragma once
 
 #include <cstring>
 
-#include "count_bytes.h"
 #include "slices.h"
 
 namespace xncaps::XNCAPS_ISA {
@@ -27,11 +26,13 @@ struct InClasses {};
 constexpr int kQuad = 4, kClasses = 1 << kQuad;
 constexpr int kRunDigits = 4, kRun = 1 << kRunDigits;  // places that are added up at once
 constexpr int kPlaceDigits = 16;
-constexpr int64_t kMostPlaces = ((1 << (kPlaceDigits - kRunDigits)) - 1) * kRun;  // no number has more digits
+constexpr int64_t kClassGroup = 256;  // rows for which slices are made once
+// Numbers have digits enough, and so have places, of which one more is where all columns have zeros.
+static_assert(kClassMostBytes * 8 <= ((1 << (kPlaceDigits - kRunDigits)) - 1) * kRun && kPlaceDigits <= 16);
 
 // Whether this core is the fastest for so many rows, and so many blocks of columns of so many bytes.
 inline bool by_classes(int64_t rows, int64_t blocks, int64_t bytes) {
-  return rows >= kClassRows && blocks >= kClassBlocks && bytes >= kClassBytes && bytes * 8 <= kMostPlaces;
+  return rows >= kClassRows && blocks >= kClassBlocks && bytes >= kClassBytes && bytes <= kClassMostBytes;
 }
 
 // A number for each column of a slice.
@@ -39,6 +40,11 @@ struct Numbers {
   Slice digit[kPlaceDigits];
   int digits;  // the others are zeros, and not written
 };
+
+inline void copy_numbers(const Numbers& from, Numbers& to) {
+  for (int k = 0; k < from.digits; ++k) to.digit[k] = from.digit[k];
+  to.digits = from.digits;
+}
 
 // Adds 2^Level places to the lower digits; returns what is carried, which is worth 2^Level.
 template <int Level>
@@ -82,7 +88,7 @@ __attribute__((noinline)) inline void count_places(const Slice* slices, const ui
 }
 
 // to = a + b; it may be one of them.
-inline void add(Numbers& to, const Numbers& a, const Numbers& b) {
+inline void add_numbers(Numbers& to, const Numbers& a, const Numbers& b) {
   const Numbers &longer = a.digits < b.digits ? b : a, &shorter = a.digits < b.digits ? a : b;
   const int digits = longer.digits, both = shorter.digits;
   Slice carry{};
@@ -99,9 +105,10 @@ inline void add(Numbers& to, const Numbers& a, const Numbers& b) {
 // of classes are used up.
 inline void add_classes(Numbers* of, Numbers* rows) {
   for (int row = 0, classes = kClasses; row < kQuad; ++row, classes /= 2) {
-    rows[row] = of[1];
-    for (int k = 3; k < classes; k += 2) add(rows[row], rows[row], of[k]);
-    for (int k = 1; k < classes / 2; ++k) add(of[k], of[2 * k], of[2 * k + 1]);  // which this row does not tell apart
+    copy_numbers(of[1], rows[row]);
+    for (int k = 3; k < classes; k += 2) add_numbers(rows[row], rows[row], of[k]);
+    // Those that only this row tells apart are one class from now on.
+    for (int k = 1; k < classes / 2; ++k) add_numbers(of[k], of[2 * k], of[2 * k + 1]);
   }
 }
 
@@ -122,7 +129,8 @@ struct Written {
   }
 };
 
-// The four bits of a quad side by side, for each of 8 places: those of the first row.
+// The bits of a byte, four places apart: with those of four rows, each one place higher than the row before, there are
+// the classes of 8 places.
 struct Spread {
   uint32_t of[256];
   constexpr Spread() : of() {
@@ -180,7 +188,7 @@ struct ClassWork {
     }
   }
 
-  // Makes the slices of some columns, whose blocks lie `bytes` bytes of each lane apart; lanes that are not there have zeros.
+  // Makes the slices of some blocks of columns; lanes that are not there have zeros.
   void slice(const uint8_t* columns, int64_t blocks, int64_t bytes) {
     alignas(64) static constexpr uint8_t kZeros[kBlock] = {};
     constexpr int kJoined = sizeof(Slice) / kBlock;
@@ -207,16 +215,17 @@ inline int64_t bytes_of_work(InClasses, int64_t rows, int64_t bytes) {
 }
 inline int64_t blocks_of_tile(InClasses, int64_t) { return kSliceBlocks; }
 inline int64_t rows_of_tile(InClasses) { return kQuad; }
-inline int64_t rows_of_group(InClasses) { return 256; }
+inline int64_t rows_of_group(InClasses) { return kClassGroup; }
 inline int64_t most_blocks(InClasses) { return kSliceBlocks; }
-inline int64_t blocks_copied(InClasses, int64_t blocks) { return (blocks - 1) % kSliceBlocks + 1; }
+inline int64_t blocks_copied(InClasses, int64_t blocks) { return (blocks - 1) % kSliceBlocks + 1; }  // one tile
 
 // Sorts the places of all rows of a group.
 inline void prepare(InClasses, int64_t count, int64_t, uint8_t* codes, int64_t stride, int64_t bytes, char* memory) {
   Parts parts(memory);
   ClassWork work(count, bytes, parts);
-  for (int64_t k = 0; k < bytes * 8; ++k) work.unsorted[k] = static_cast<uint16_t>(k);
-  ClassWork::copy_list(work.unsorted, bytes * 8, static_cast<uint16_t>(bytes * 8), work.all);
+  for (int64_t k = 0; k < work.list_size; ++k) {
+    work.all[k] = static_cast<uint16_t>(k < bytes * 8 ? k : bytes * 8);
+  }
   for (int64_t quad = 0; quad < work.quads; ++quad) {
     const uint8_t* rows[kQuad];
     for (int64_t r = 0; r < kQuad; ++r) {

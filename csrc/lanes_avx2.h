@@ -138,8 +138,9 @@ inline void exchange(Slice& a, Slice& b) {
   b = _mm256_or_si256(_mm256_and_si256(lower, down), _mm256_andnot_si256(lower, b));
 }
 
-// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
-constexpr int64_t kClassRows = 16, kClassBlocks = 16, kClassBytes = 256;
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
+// bytes as have their slices in the second cache.
+constexpr int64_t kClassRows = 16, kClassBlocks = 16, kClassBytes = 256, kClassMostBytes = 2048;
 
 // Products of signs are counted two rows at a time. A tile of these and 4 blocks takes 8 of the 16 registers for its
 // sums.

@@ -107,11 +107,12 @@ inline void exchange(HalfSlice& a, HalfSlice& b) {
 
 #endif
 
-// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
+// bytes as have their slices in the second cache.
 #ifdef XNCAPS_BITALG
-constexpr int64_t kClassRows = 64, kClassBlocks = 64, kClassBytes = 512;
+constexpr int64_t kClassRows = 64, kClassBlocks = 64, kClassBytes = 512, kClassMostBytes = 1024;
 #else
-constexpr int64_t kClassRows = 16, kClassBlocks = 64, kClassBytes = 256;
+constexpr int64_t kClassRows = 16, kClassBlocks = 64, kClassBytes = 256, kClassMostBytes = 2048;
 #endif
 
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }

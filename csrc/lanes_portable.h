@@ -224,8 +224,9 @@ inline void exchange(Slice& a, Slice& b) {
   b = each_half([&](int k) { return ((one.half[k] >> Shift) & lower) | (other.half[k] & ~lower); });
 }
 
-// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest.
-constexpr int64_t kClassRows = 8, kClassBlocks = 4, kClassBytes = 64;
+// From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
+// bytes as have their slices in the second cache.
+constexpr int64_t kClassRows = 8, kClassBlocks = 4, kClassBytes = 64, kClassMostBytes = 2048;
 
 // The core of the XNOR product: how many bits of each lane differ from those of a row's byte.
 struct InBytes {};

@@ -169,7 +169,7 @@ inline void linear_by(Core core, const LinearCall& call) {
 }
 
 inline void linear(const LinearCall& call) {
-  const int64_t rows = call.rows / (call.threads > 1 ? call.threads : 1);
+  const int64_t rows = call.rows / (call.threads > 1 ? call.threads : 1);  // of a thread
   if (by_classes(rows, blocks_for(call.out_features), bytes_for(call.in_features))) {
     linear_by(InClasses(), call);
   } else {

@@ -380,15 +380,18 @@ sys.modules["xncaps.kernels._native"] = None
 from xncaps import XnODR, kernels
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
+    layer = XnODR(9, 8, 5, 4)
+    if sys.argv[1:] == ["compiled"]:
+        layer = torch.compile(layer, fullgraph=True, backend="eager")
     for _ in range(2):
-        print(XnODR(9, 8, 5, 4)(torch.ones(3, 9, 8)).shape)
+        print(layer(torch.ones(3, 9, 8)).shape)
 print(kernels.available(), [warning.category.__name__ for warning in caught])
 """
 
 
-def printed(script, **environment):
+def printed(script, *arguments, **environment):
     """The lines that a script prints in a process of its own."""
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", script, *arguments]
     variables = os.environ | environment
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -403,7 +406,8 @@ def test_the_environment_selects_a_kernel():
     assert all(name in told for name in kernels.available())
 
 
-def test_a_missing_native_module_is_said_once_and_layers_still_work():
-    *shapes, rest = printed(MISSING)
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+def test_a_missing_native_module_is_said_once_and_layers_still_work(how):
+    *shapes, rest = printed(MISSING, how)
     assert shapes == ["torch.Size([3, 5, 4])"] * 2
     assert rest == "() ['RuntimeWarning']"

@@ -142,6 +142,7 @@ def test_long_rows_and_many_columns_overflow_no_counter(kernel, in_features, out
         (509, 129, (7, 8, 9, 10, 11, 13)),
         (2041, 481, (15, 16, 17, 18, 19)),
         (2055, 1024, (16, 31)),
+        (2048, 2048, (15, 16, 17)),
         (4089, 2017, (63, 64, 65, 66, 67)),
         (4103, 2080, (64, 68)),
     ],
@@ -169,12 +170,20 @@ def test_threads_share_many_rows_and_columns(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("in_features", [65_519, 65_520, 65_521])
-def test_the_longest_rows_of_many_overflow_no_counter(kernel, in_features):
-    layer = exact(XnorLinear(in_features, 512, bias=False, scale="learned"))
+@pytest.mark.parametrize(
+    ("in_features", "out_features", "count"),
+    [
+        *((places, 2048, 64) for places in (8191, 8192, 8193)),
+        *((places, 512, 16) for places in (16_383, 16_384, 16_385)),
+        (16_384, 2048, 16),
+    ],
+)
+def test_the_longest_rows_of_many_overflow_no_counter(kernel, in_features, out_features, count):
+    layer = exact(XnorLinear(in_features, out_features, bias=False, scale="learned"))
     layer.weight[1::2] = -layer.weight[::2]
     layer.weight[0] = 1.0
-    x = layer.weight[:16].clone()
+    x = layer.weight[:count].clone()
+    x[-8:] = 1.0  # all places are of one class
     expected = (signs(x, "sign", 1) @ signs(layer.weight, "sign", 1).T).float()
     assert expected.max() == in_features
     with kernels.use(kernel):
@@ -291,7 +300,8 @@ def test_few_windows_of_many_filters_are_counted_exactly(kernel, windows):
 @pytest.mark.parametrize(("channels", "filters"), [(67, 131), (233, 515), (512, 2049)])
 def test_many_windows_of_many_filters_are_counted_exactly(kernel, channels, filters):
     layer = shake(XnorConv2d(channels, filters, 3, padding=1, bias=False, scale="learned"), filters)
-    x = torch.randn(2, channels, 7, 10, generator=seeded(channels))
+    height = 26 if filters == 515 else 7  # more windows than a group has
+    x = torch.randn(2, channels, height, 10, generator=seeded(channels))
     padded = F.pad(signs(x, "sign", 1).float(), (1, 1, 1, 1), value=-1.0)
     expected = F.conv2d(padded, signs(layer.weight, "sign", 1).float())
     with kernels.use(kernel):

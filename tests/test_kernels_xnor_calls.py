@@ -1,5 +1,7 @@
 """Calls of the native XnorLinear and XnorConv2d: threads, who runs them, compilers, refusals."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ from kernel_cases import (
     threads,
 )
 from xncaps import XnorConv2d, XnorLinear, kernels
+from xncaps.deploy import pack
+from xncaps.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("_no_gradients")
 
@@ -139,7 +143,9 @@ BAD_CONV = {
     "x of rank 3": {0: torch.ones(16, 9, 7)},
     "x of other channels": {0: torch.ones(3, 15, 9, 7)},
     "x in float64": {0: torch.ones(3, 16, 9, 7, dtype=torch.float64)},
-    "x too small": {0: torch.ones(3, 16, 9, 0)},
+    "x too small": {0: torch.ones(3, 16, 1, 1), 5: [0, 0]},
+    "x without height": {0: torch.ones(3, 16, 0, 7), 5: [2, 2]},
+    "x without width": {0: torch.ones(3, 16, 9, 0), 5: [2, 2]},
     "x missing": {0: None},
     "weight of rank 3": {1: torch.ones(8, 16, 3)},
     "weight of other channels": {1: torch.ones(8, 17, 3, 3)},
@@ -166,3 +172,18 @@ def test_the_ops_refuse_what_does_not_fit(which, name, bad):
     op_of(layer)(*good)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         op_of(layer)(*(bad.get(k, value) for k, value in enumerate(good)))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 0, 5), (2, 3, 5, 0), (1, 3, 0, 0)])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_images_without_pixels_are_refused(shape, is_packed):
+    layer = XnorConv2d(3, 4, 3, padding=2)
+    layer = pack(layer) if is_packed else layer
+    side = "height" if shape[2] == 0 else "width"
+    for around in (contextlib.nullcontext, kernels.disabled):
+        with (
+            around(),
+            torch.no_grad(),
+            pytest.raises(InputError, match=f"have a {side} of at least"),
+        ):
+            layer(torch.ones(shape))

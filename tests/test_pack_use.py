@@ -4,6 +4,7 @@ import copy
 import gc
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import xncaps
 from checks import refused
 from pack_cases import LAYERS, assert_close, bytes_of, create, live, path, shaken
+from xncaps import XnorConv2d, XnorLinear, kernels
 from xncaps.deploy import PackedCapsules, PackedXnorLinear
 from xncaps.errors import InputError, InputTypeError
 from xncaps.layers import xnorize_both
@@ -110,6 +112,37 @@ def test_the_iterations_of_a_packed_layer_can_be_set():
         assert_close(packed(x), layer(x))
         assert_close(packed(x, return_couplings=True), layer(x, return_couplings=True))
         assert not torch.equal(packed(x), before)
+
+
+def test_no_iterations_are_refused():
+    layer = xncaps.XnODR(33, 9, 3, 4)
+    packed, x = xncaps.pack(layer), torch.randn(2, 33, 9)
+    for iterations in (0, -2):
+        layer.routing.iterations = packed.routing.iterations = iterations
+        for network in (layer, packed):
+            for around in (nullcontext, kernels.disabled):
+                with around(), pytest.raises(InputError, match="iterations must be at least 1"):
+                    network(x)
+
+
+@pytest.mark.parametrize("is_called_before", [True, False])
+@pytest.mark.parametrize("name", ["bits", "scales", "floats"])
+def test_a_layer_without_its_numbers_fails_and_reads_no_memory(name, is_called_before):
+    made = {
+        "bits": [xncaps.XnODR(9, 8, 3, 4), XnorLinear(8, 3), XnorConv2d(8, 3, 1)],
+        "scales": [xncaps.XnODR(9, 8, 3, 4), XnorLinear(8, 3), XnorConv2d(8, 3, 1)],
+        "floats": [xncaps.XnIDR(9, 8, 3, 4)],
+    }
+    shapes = {"XnODR": (2, 9, 8), "XnIDR": (2, 9, 8), "XnorLinear": (2, 8)}
+    for layer in made[name]:
+        x = torch.randn(shapes.get(type(layer).__name__, (2, 8, 3, 3)))
+        for take in (lambda p: setattr(p, name, None), lambda p: delattr(p, name)):
+            packed = xncaps.pack(layer)
+            if is_called_before:
+                packed(x)
+            take(packed)
+            with pytest.raises((AttributeError, TypeError)):
+                packed(x)
 
 
 def test_the_memory_of_a_buffer_may_be_another():

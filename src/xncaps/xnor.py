@@ -168,6 +168,9 @@ class XnorConv2d(nn.Module):
 
     def _check_window(self, x: Tensor) -> None:
         for axis, name in ((0, "height"), (1, "width")):
+            if x.shape[2 + axis] < 1:
+                where, requirement = type(self).__name__, f"have a {name} of at least 1"
+                raise InputError(message(where, "x", requirement, tuple(x.shape)))
             window = self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
             size = x.shape[2 + axis] + 2 * self.padding[axis]
             if size < window:

@@ -5,8 +5,8 @@ the same weights ``(caps_in, caps_out, dim_in, dim_out)``, by plain PyTorch, wit
 
 - :func:`tiled`: the literal port of the usual TensorFlow code, in the five dimensions of the paper.
   Inputs are repeated for every output capsule, weights for every sample, output capsules for every
-  input capsule, all in memory. Signs are written as Appendix A has them, by cases
-  (:func:`sign_by_cases`), or, for a port that is quicker by that alone, as our own layers do.
+  input capsule, all in memory. Signs are written by cases (:func:`sign_by_cases`), or as our own
+  layers make them.
 - :func:`broadcast`: the same without copies; multiply-and-sum leaves the product in memory.
 - :class:`Bmm`: one batched matrix product of weights that are laid out (and binarized) beforehand.
 
@@ -41,9 +41,10 @@ FC_STACKS: dict[str, tuple[int, tuple[int, ...]]] = {
 
 
 def sign_by_cases(x: Tensor) -> Tensor:
-    """+1 where x > 0, else -1, by torch.where, which takes three times as long as :func:`sign`.
+    """+1 where x > 0, else -1, as one would write it down: one pass that torch does not vectorise.
 
-    Gradient: as that of :func:`sign`.
+    :func:`sign` takes several passes that it does; in :func:`tiled` it is the quicker one for one
+    sample, and the slower one for many. The gradient is the same.
     """
     signs = torch.where(x > 0, 1.0, -1.0)
     if not torch.is_grad_enabled():

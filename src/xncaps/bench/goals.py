@@ -244,7 +244,7 @@ GOALS: tuple[Goal, ...] = (
     _against_compile("XnODR", 7.4, 12),
     _against_compile("CapsFC", 3.8, 6),
     _against_compile("XnIDR", 3.8, 6),
-    # Counted by the port that the floor is of; "tiled quick" is beside it in the table.
+    # Counted by the port that the floor is of; "tiled own signs" is beside it in the table.
     Goal("XnODR against the tiled port", 150, 300, CALLS, ratios("inference", "XnODR", ["tiled"])),
     Goal(  # the prototypes have one figure for this, which is that of their largest batch
         "XnODR against broadcast, batch 256",

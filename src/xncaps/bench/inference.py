@@ -168,7 +168,7 @@ PEERS: dict[str, Callable[[Inference, str], None]] = {
     "native": Inference.native,
     "packed fp16": Inference.half,
     "tiled": Inference.tiled,
-    "tiled quick": Inference.tiled,
+    "tiled own signs": Inference.tiled,
     "broadcast": Inference.broadcast,
     "layer eager": Inference.eager,
     "bmm eager": Inference.bmm,
@@ -180,8 +180,8 @@ PEERS: dict[str, Callable[[Inference, str], None]] = {
 """What packed layers are timed against, by name.
 
 native: the layer as it is; packed fp16: with float16 scales; tiled, broadcast, bmm eager: see
-``baselines.py``; tiled quick: with the signs of our own layers; layer eager: the layer without the
-kernels; compile: torch.compile of the two.
+``baselines.py``; tiled own signs: with the signs that our own layers make; layer eager: the layer
+without the kernels; compile: torch.compile of the two.
 """
 
 

@@ -56,7 +56,7 @@ FULL = Plan(
     batches=(1, 32, 256),
     layers=tuple(LAYERS),
     peers=(
-        *("native", "packed fp16", "tiled", "tiled quick", "broadcast", "layer eager"),
+        *("native", "packed fp16", "tiled", "tiled own signs", "broadcast", "layer eager"),
         *("bmm eager", "compile layer", "compile bmm", "FC eager", "FC ORT"),
     ),
     compile_shapes=("mb", "rn", "capsnet", "big"),

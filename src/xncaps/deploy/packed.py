@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from xncaps.binarizers import BINARIZERS, mean_scale
 from xncaps.deploy.layout import bytes_for, from_lanes, pack_bits, to_lanes, unpack_bits
+from xncaps.errors import check_size
 from xncaps.kernels import native as native_module
 from xncaps.kernels.library import CODES, padded, pointer
 from xncaps.layers import CapsuleLinear
@@ -57,6 +58,10 @@ class Packed(nn.Module, ABC):
     @abstractmethod
     def _counts(self) -> dict[str, int]:
         """How many numbers each buffer has."""
+
+    def _needed(self) -> tuple[str, ...]:
+        """Buffers without which there is no layer."""
+        return ("bits", "scales")
 
     @abstractmethod
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
@@ -110,6 +115,8 @@ class Packed(nn.Module, ABC):
     def _is_readable(self) -> bool:
         """Whether the buffers are still what the kernels read."""
         numbers, counts = (torch.uint8, torch.float32), self._counts()
+        if any(self._buffers.get(name) is None for name in self._needed()):
+            return False
         return all(
             buffer.is_cpu
             and buffer.is_contiguous()
@@ -246,7 +253,11 @@ class PackedCapsules(Packed, CapsuleLinear):
             "routing.agreement.scale": self.caps_out,
         }
 
+    def _needed(self) -> tuple[str, ...]:
+        return ("floats",) if self.binarizer is None else ("bits", "scales")
+
     def _connect(self, native: Any, places: Places, hooks: Hooks) -> Any:
+        check_size(type(self).__name__, "iterations", self.routing.iterations)
         agreement = self.routing.agreement
         how = agreement.binarizer if isinstance(agreement, XnorAgreement) else None
         if self.binarizer not in CODES or how not in CODES:

@@ -68,5 +68,7 @@ def native() -> Any:
     """The extension module; an op cannot do without it."""
     module = selection.native()
     if module is None:
-        raise RuntimeError("xncaps: this op needs the native kernels, which are not there.")
+        raise RuntimeError(
+            "xncaps: this op needs the native kernels, which are not built or disabled."
+        )
     return module

@@ -133,6 +133,9 @@ def _conv2d(
         if len(pair) != 2 or min(pair) < least:
             requirement = f"be two numbers of at least {least}"
             raise InputError(message(where, what, requirement, list(pair)))
+    if 0 in x.shape[2:]:
+        requirement = "have a height and a width of at least 1"
+        raise InputError(message(where, "x", requirement, tuple(x.shape)))
     y = _fake_conv2d(x, weight, scale, bias, stride, padding, dilation, binarizer)
     if min(y.shape[2:]) < 1:
         requirement = "be at least as large as the kernel, padding included"

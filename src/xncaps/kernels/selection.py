@@ -164,7 +164,7 @@ def serves(*tensors: Tensor | None) -> bool:
     if is_compiling and not all(tensor is None or _is_float(tensor) for tensor in tensors):
         return False
     if _state.native is None:
-        _warn()
+        _warn_once()
         return False
     if not is_compiling and not _state.native.are_plain(*tensors):
         return False
@@ -177,16 +177,19 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_cpu
 
 
-def _warn() -> None:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _warn_once() -> bool:
+    """Say that the reference runs; where layers are compiled, while that is done."""
     if not _state.has_warned:
         _state.has_warned = True
         warnings.warn(
-            "xncaps was installed without its native kernels (no C++ compiler was found): it runs "
-            "its reference, which gives the same results, slowly. Install a compiler, then run: "
-            "pip install --force-reinstall --no-deps xncaps",
+            "xncaps was installed without its native kernels (they need a C++ compiler): it runs "
+            "its reference, which gives the same results, slowly. Install a compiler, then run in "
+            "the folder of xncaps: pip install --force-reinstall --no-deps .",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
+    return True
 
 
 _state = _State()

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from xncaps.capsules import squash
 from xncaps.errors import (
+    InputError,
     InputTypeError,
     brief,
     check_floating,
@@ -75,6 +76,8 @@ class DynamicRouting(nn.Module):
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
         where = type(self).__name__
         check_floating(where, "u", u)
+        if self.iterations < 1:  # it may have been set since
+            raise InputError(message(where, "iterations", "be at least 1", self.iterations))
         check_shape(
             where, "u", u, batch=None, caps_in=None, caps_out=self.caps_out, dim_out=self.dim_out
         )
