@@ -115,7 +115,7 @@ def test_without_onnxruntime(
     status, out, _ = call(capsys, "bench", "--no-save", "--only", "xnor", "--only", "inference")
     assert status == 0
     assert re.search(r"^24x24 .*x +not installed +not installed +not installed$", out, re.M)
-    note = "not installed (pip install xncaps[export])"
+    note = "not installed (in xncaps' folder: pip install -c constraints.txt '.[export]')"
     assert f"ORT fp32, ORT int8 dynamic, ORT int8 static: {note}\n" in out
     assert f"\nFC ORT: {note}\n" in out
 

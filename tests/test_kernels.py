@@ -411,3 +411,31 @@ def test_a_missing_native_module_is_said_once_and_layers_still_work(how):
     *shapes, rest = printed(MISSING, how)
     assert shapes == ["torch.Size([3, 5, 4])"] * 2
     assert rest == "() ['RuntimeWarning']"
+
+
+TASKS = """
+import os, torch, xncaps
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)  # or torch opens one to fill the weights
+layers = [make(1152, 8, 10, 16) for make in (xncaps.CapsFC, xncaps.XnODR, xncaps.XnIDR)]
+packed = [xncaps.pack(layer) for layer in layers]
+one, more = torch.randn(1, 1152, 8), torch.randn(32, 1152, 8)
+torch.set_num_threads(4)
+counts = [tasks()]
+for layer, fast in zip(layers, packed):
+    fast(one)
+    v = layer(one)
+    v.backward(torch.ones_like(v))
+counts.append(tasks())
+packed[0](more)
+counts.append(tasks())
+print(*counts)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="tasks are counted on Linux")
+def test_one_sample_opens_no_parallel_region():
+    before, after_one, after_more = map(int, printed(TASKS)[0].split())
+    assert after_one == before
+    assert after_more == before + 3

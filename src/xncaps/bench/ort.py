@@ -24,7 +24,7 @@ WEIGHT_STEPS = 63
 def missing() -> str:
     """Empty where ONNX Runtime can be used, else the words that stand in place of its figures."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        return "not installed (pip install xncaps[export])"
+        return "not installed (in xncaps' folder: pip install -c constraints.txt '.[export]')"
     return ""
 
 

@@ -41,7 +41,7 @@ def bench_kernels(
         ),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="How long each comparison is timed.", min=0.0)
+        float | None, typer.Option(help="How long each comparison is timed.", min=0.0, max=3600.0)
     ] = None,
     out: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from xncaps import kernels
 from xncaps.data import facts_of, load_data
 from xncaps.errors import InputError, message
 from xncaps.system import write_whole
@@ -70,6 +71,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(told_in_a_line(fabric))
         stack.callback(display.end)
+        kernels.selected()  # or one that cannot be used is told of before there is a folder
         if fabric.is_global_zero:
             resume = check_folder(folder, config, resume)
         ended = read_result(folder) if fabric.is_global_zero and resume else None
