@@ -358,7 +358,7 @@ REFUSED = {
     "conv empty image": (
         lambda: XnorConv2d(3, 4, 1)(torch.ones(1, 3, 0, 4)),
         InputError,
-        "XnorConv2d: x must have a padded height of at least the kernel's 1; got 0.",
+        "XnorConv2d: x must have a height of at least 1; got (1, 3, 0, 4).",
     ),
     "conv kernel": (
         lambda: XnorConv2d(3, 4, (3, 0)),

@@ -177,7 +177,6 @@ def _is_float(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_cpu
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _warn_once() -> bool:
     """Say that the reference runs; where layers are compiled, while that is done."""
     if not _state.has_warned:
@@ -190,6 +189,10 @@ def _warn_once() -> bool:
             stacklevel=3,
         )
     return True
+
+
+# What torch.compiler.assume_constant_result does, which loads all of the compiler.
+_warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _state = _State()
