@@ -48,6 +48,17 @@ def test_the_environment_selects_a_kernel():
     assert all(name in told for name in kernels.available())
 
 
+def test_a_misspelt_kernel_is_told_before_there_is_a_run(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "xncaps", "train", "--recipe", "quick", "--out", str(out)]
+    variables = os.environ | {"XNCAPS_KERNEL": "sse9"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert "XNCAPS_KERNEL must be one that this machine runs" in told
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("how", ["plain", "compiled"])
 def test_a_missing_native_module_is_said_once_and_layers_still_work(how):
     *shapes, rest = printed(MISSING, how)
