@@ -2,6 +2,7 @@
 // None where the layer must find another way: the tensor is not one of plain floats, or the layer is not as it was.
 // Calling an object with the layer and a tensor does the same where nothing but `run` is to be done.
 #include "bind.h"
+#include <cstdlib>
 #include "tensor.h"
 
 namespace xncaps {
@@ -198,6 +199,10 @@ class PackedConv : public Packed {
     conv.x = x.numbers();
     conv.y = writable(address_of(y));
     conv.threads = threads_for(conv.batch);
+    if (selected->plan_conv && getenv("XN_PLAN")) {
+      if (!plan_) { size_t n = selected->plan_conv(conv, nullptr); plan_ = n ? aligned_alloc(64, n) : nullptr; if (plan_) selected->plan_conv(conv, plan_); }
+      conv.plan = plan_;
+    }
     without_lock([&] { selected->conv(conv); });
     return y;
   }
@@ -208,6 +213,7 @@ class PackedConv : public Packed {
 
  private:
   ConvCall base_;
+  mutable void* plan_ = nullptr;
 };
 
 // Rows of numbers cut into squashed capsules, (rows, caps * dim) -> (rows, caps, dim).

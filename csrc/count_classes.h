@@ -17,129 +17,34 @@
 
 #include <cstring>
 
-#include "slices.h"
+#include "places.h"
 
 namespace xncaps::XNCAPS_ISA {
 
 struct InClasses {};
 
-constexpr int kQuad = 4, kClasses = 1 << kQuad;
-constexpr int kRunDigits = 4, kRun = 1 << kRunDigits;  // places that are added up at once
-constexpr int kPlaceDigits = 16;
 constexpr int64_t kClassGroup = 256;  // rows for which slices are made once
 // Numbers have digits enough, and so have places, of which one more is where all columns have zeros.
-static_assert(kClassMostBytes * 8 <= ((1 << (kPlaceDigits - kRunDigits)) - 1) * kRun && kPlaceDigits <= 16);
+static_assert(kClassMostBytes * 8 < 1 << kPlaceDigits && kPlaceDigits <= 16);
 
 // Whether this core is the fastest for so many rows, and so many blocks of columns of so many bytes.
 inline bool by_classes(int64_t rows, int64_t blocks, int64_t bytes) {
   return rows >= kClassRows && blocks >= kClassBlocks && bytes >= kClassBytes && bytes <= kClassMostBytes;
 }
 
-// A number for each column of a slice.
-struct Numbers {
-  Slice digit[kPlaceDigits];
-  int digits;  // the others are zeros, and not written
-};
-
-inline void copy_numbers(const Numbers& from, Numbers& to) {
-  for (int k = 0; k < from.digits; ++k) to.digit[k] = from.digit[k];
-  to.digits = from.digits;
-}
-
-// Adds 2^Level places to the lower digits; returns what is carried, which is worth 2^Level.
-template <int Level>
-__attribute__((always_inline)) inline Slice add_places(const Slice* slices, const uint16_t* places, Slice* digit) {
-  if constexpr (Level == 2) {
+// Lists of places, of which each has a slice.
+struct Listed {
+  using Bits = Slice;
+  using Base = Slice;
+  static constexpr int kPlaces = 1;
+  static constexpr bool kUnrolled = false;
+  static void load_four(const Base* slices, const uint16_t* places, Bits* to) {
     uint64_t four;  // one load; in whichever order
     std::memcpy(&four, places, sizeof four);
-    const auto at = [&](int k) { return load_slice(slices + (four >> 16 * k & 0xffff)); };
-    Slice sum = at(0);
-    const Slice a = add(sum, at(1), at(2)), b = add(digit[0], sum, at(3));
-    return add(digit[1], a, b);
-  } else {
-    const Slice a = add_places<Level - 1>(slices, places, digit);
-    const Slice b = add_places<Level - 1>(slices, places + (1 << (Level - 1)), digit);
-    return add(digit[Level - 1], a, b);
-  }
-}
-
-// Ones at so many places, of which lists are filled up to whole runs. Carries of runs are counted as a binary number
-// counts: at each level one waits for the next.
-__attribute__((noinline)) inline void count_places(const Slice* slices, const uint16_t* places, int64_t count,
-                                                   Numbers& to) {
-  Slice low[kRunDigits] = {}, waiting[kPlaceDigits - kRunDigits];
-  Slice* const high = to.digit + kRunDigits;
-  const int64_t runs = (count + kRun - 1) / kRun;
-  for (int64_t run = 1; run <= runs; ++run, places += kRun) {
-    Slice carry = add_places<kRunDigits>(slices, places, low);
-    int level = 0;
-    for (; (run >> level & 1) == 0; ++level) carry = add(high[level], waiting[level], carry);
-    if (run == int64_t{1} << level) high[level] = Slice{};
-    waiting[level] = carry;
-  }
-  for (int k = 0; k < kRunDigits; ++k) to.digit[k] = low[k];
-  to.digits = kRunDigits;
-  Slice carry{};
-  for (int level = 0; runs >> level != 0; ++level, ++to.digits) {
-    carry = add(high[level], runs >> level & 1 ? waiting[level] : Slice{}, carry);
-  }
-  if (to.digits < kPlaceDigits) to.digit[to.digits++] = carry;
-  while (count >> (to.digits - 1) == 0 && to.digits > 1) --to.digits;  // no number is larger than the count
-}
-
-// to = a + b; it may be one of them.
-inline void add_numbers(Numbers& to, const Numbers& a, const Numbers& b) {
-  const Numbers &longer = a.digits < b.digits ? b : a, &shorter = a.digits < b.digits ? a : b;
-  const int digits = longer.digits, both = shorter.digits;
-  Slice carry{};
-  for (int k = 0; k < digits; ++k) {
-    Slice sum = longer.digit[k];
-    carry = add(sum, k < both ? shorter.digit[k] : Slice{}, carry);
-    to.digit[k] = sum;
-  }
-  to.digits = digits;
-  if (digits < kPlaceDigits) to.digit[to.digits++] = carry;
-}
-
-// Of four rows, from the numbers of all classes but the first: how many ones they and the columns share. The numbers
-// of classes are used up.
-inline void add_classes(Numbers* of, Numbers* rows) {
-  for (int row = 0, classes = kClasses; row < kQuad; ++row, classes /= 2) {
-    copy_numbers(of[1], rows[row]);
-    for (int k = 3; k < classes; k += 2) add_numbers(rows[row], rows[row], of[k]);
-    // Those that only this row tells apart are one class from now on.
-    for (int k = 1; k < classes / 2; ++k) add_numbers(of[k], of[2 * k], of[2 * k + 1]);
-  }
-}
-
-// The numbers in order of columns: bytes of their lower digits, and of the upper ones.
-struct Written {
-  Slice low[8], high[8];
-
-  explicit Written(const Numbers& numbers) {
-    for (int k = 0; k < 8; ++k) {
-      low[k] = k < numbers.digits ? numbers.digit[k] : Slice{};
-      high[k] = k + 8 < numbers.digits ? numbers.digit[k + 8] : Slice{};
-    }
-    turn_bits(low);
-    turn_bits(high);
-  }
-  int32_t at(int64_t column) const {
-    return reinterpret_cast<const uint8_t*>(low)[column] | reinterpret_cast<const uint8_t*>(high)[column] << 8;
+    for (int k = 0; k < 4; ++k) to[k] = load_slice(slices + (four >> 16 * k & 0xffff));
   }
 };
-
-// The bits of a byte, four places apart: with those of four rows, each one place higher than the row before, there are
-// the classes of 8 places.
-struct Spread {
-  uint32_t of[256];
-  constexpr Spread() : of() {
-    for (int byte = 0; byte < 256; ++byte) {
-      for (int k = 0; k < 8; ++k) of[byte] |= static_cast<uint32_t>(byte >> k & 1) << kQuad * k;
-    }
-  }
-};
-constexpr Spread kSpread;
+constexpr int64_t kListRun = kPlacesOfRun<Listed>;
 
 // What is counted with for a group of rows.
 struct ClassWork {
@@ -153,7 +58,7 @@ struct ClassWork {
 
   ClassWork(int64_t rows, int64_t bytes, Parts& parts)
       : quads((rows + kQuad - 1) / kQuad),
-        list_size(bytes * 8 + kClasses * kRun),
+        list_size(bytes * 8 + kClasses * kListRun),
         places(parts.take<uint16_t>(quads * list_size)),
         sizes(parts.take<int32_t>(quads * kClasses)),
         all(parts.take<uint16_t>(list_size)),
@@ -164,7 +69,7 @@ struct ClassWork {
   // Copies the first so many places, filled up to whole runs with the place where columns have zeros.
   static uint16_t* copy_list(const uint16_t* from, int64_t count, uint16_t zero, uint16_t* to) {
     std::memcpy(to, from, count * sizeof *to);
-    for (to += count; count % kRun != 0; ++count) *to++ = zero;
+    for (to += count; count % kListRun != 0; ++count) *to++ = zero;
     return to;
   }
 
@@ -243,9 +148,9 @@ inline void count_any(InClasses, int64_t count, int64_t blocks, const uint8_t*, 
   ClassWork work(count, bytes, parts);
   work.slice(columns, blocks, bytes);
   const int64_t width = blocks * kBlock;
-  Numbers classes[kClasses], rows[kQuad];
-  count_places(work.slices, work.all, bytes * 8, classes[0]);
-  const Written totals(classes[0]);
+  Numbers<Listed> classes[kClasses], rows[kQuad];
+  count_places<Listed>(work.slices, work.all, bytes * 8, classes[0]);
+  const Written<Listed> totals(classes[0]);
   for (int64_t k = 0; k < width; ++k) work.totals[k] = totals.at(k);
   for (int64_t quad = 0; quad < work.quads; ++quad) {
     const uint16_t* list = work.places + quad * work.list_size;
@@ -253,12 +158,12 @@ inline void count_any(InClasses, int64_t count, int64_t blocks, const uint8_t*, 
     for (int k = 1; k < kClasses; ++k) {
       const int32_t size = work.sizes[quad * kClasses + k];
       for (int r = 0; r < kQuad; ++r) ones[r] += k >> r & 1 ? size : 0;
-      count_places(work.slices, list, size, classes[k]);
-      list += (size + kRun - 1) / kRun * kRun;
+      count_places<Listed>(work.slices, list, size, classes[k]);
+      list += runs_for<Listed>(size) * kListRun;
     }
     add_classes(classes, rows);
     for (int64_t r = 0; r < kQuad && kQuad * quad + r < count; ++r, counts += width) {
-      const Written shared(rows[r]);
+      const Written<Listed> shared(rows[r]);
       for (int64_t k = 0; k < width; ++k) counts[k] = ones[r] + work.totals[k] - 2 * shared.at(k);
     }
   }

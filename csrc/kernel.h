@@ -6,6 +6,7 @@
 // side has done so before it calls.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace xncaps {
@@ -92,6 +93,7 @@ struct ConvCall {
   const float* bias;  // (out_channels), or null
   float* y;           // (batch, out_channels, out_height, out_width)
   int threads;
+  const void* plan;  // that plan_conv made for the same filters and images of this size; or null
 };
 
 // v = s * norm(s) / (1 + norm(s)^2), vector by vector.
@@ -124,6 +126,9 @@ struct Kernel {
   void (*backward)(const Layer&, const Weights&, const BackwardCall&);
   void (*linear)(const LinearCall&);
   void (*conv)(const ConvCall&);
+  // What of a convolution is the same for all images of a size: faster than without. Returns how many bytes it takes,
+  // and writes it where `plan` is not null; 0 where there is none. Or null.
+  size_t (*plan_conv)(const ConvCall&, void* plan);
   void (*squash)(const SquashCall&);
   void (*primary)(const PrimaryCall&);  // or null
   // weight (caps_in, caps_out, dim_in, dim_out), learned scale (caps_in, caps_out, dim_out) or null

@@ -17,6 +17,7 @@ const Kernel* avx2_kernel() {
       avx2::backward,
       avx2::linear,
       avx2::conv,
+      avx2::plan_conv,
       avx2::squash,
       avx2::primary,
       avx2::pack_capsules,

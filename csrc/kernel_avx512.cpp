@@ -18,6 +18,7 @@ const Kernel* avx512_kernel() {
       avx512::backward,
       avx512::linear,
       avx512::conv,
+      avx512::plan_conv,
       avx512::squash,
       avx512::primary,
       avx512::pack_capsules,

@@ -17,6 +17,7 @@ const Kernel* avx512bw_kernel() {
       avx512bw::backward,
       avx512bw::linear,
       avx512bw::conv,
+      avx512bw::plan_conv,
       avx512bw::squash,
       avx512bw::primary,
       avx512bw::pack_capsules,

@@ -16,6 +16,7 @@ const Kernel* portable_kernel() {
       portable::backward,
       portable::linear,
       portable::conv,
+      portable::plan_conv,
       portable::squash,
       nullptr,  // primary: torch multiplies faster
       portable::pack_capsules,

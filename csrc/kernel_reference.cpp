@@ -11,6 +11,7 @@ const Kernel* reference_kernel() {
       reference::backward,
       reference::linear,
       reference::conv,
+      nullptr,
       reference::squash_all,
       reference::primary,
       reference::pack_capsules,

@@ -26,6 +26,7 @@ inline Vec abs(Vec a) { return _mm256_andnot_ps(set(-0.0f), a); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b if either is NaN
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Mask greater(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+inline uint32_t mask_bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
 inline Mask is_nan(Vec a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
 inline Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m); }
 
@@ -43,6 +44,9 @@ inline Vec load_half(const uint16_t* p) {
 inline Vec dots_of(const int32_t* different, int32_t bits) {
   const __m256i twice = _mm256_slli_epi32(load_bytes(different), 1);
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_set1_epi32(bits), twice));
+}
+inline Vec load_counts(const uint16_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 // Turns as many rows as there are lanes into columns.
 inline void turn(Vec* rows) { turn8(rows); }
@@ -118,6 +122,7 @@ inline void floats_of_bytes(Bytes a, Vec* out) {
 using Slice = __m256i;
 inline Slice load_slice(const Slice* p) { return _mm256_load_si256(p); }
 inline void store_slice(Slice* p, Slice a) { _mm256_store_si256(p, a); }
+inline Slice load_anywhere(const uint8_t* p) { return load_bytes(p); }
 // The bytes of as many blocks as a slice takes: one.
 inline Slice join_bytes(const uint8_t* one, const uint8_t*) { return load_bytes(one); }
 
@@ -129,6 +134,29 @@ inline Slice add(Slice& a, Slice b, Slice c) {
   return carry;
 }
 
+// to[8 n + m] = byte n of low[m] + 256 * that of high[m].
+inline void store_in_turn(Slice* low, Slice* high, uint16_t* to) {
+  const auto zip = [](Slice& one, Slice& two) {
+    const Slice first = _mm256_unpacklo_epi8(one, two);
+    two = _mm256_unpackhi_epi8(one, two);
+    one = first;
+  };
+  zip_eight(low, zip);
+  zip_eight(high, zip);
+  for (int k = 0; k < 8; ++k) {
+    zip(low[k], high[k]);
+    store_bytes(to + 16 * k, _mm256_permute2x128_si256(low[k], high[k], 0x20));
+    store_bytes(to + 128 + 16 * k, _mm256_permute2x128_si256(low[k], high[k], 0x31));
+  }
+}
+
+// Of two bits: the sum comes in place of a, the carry is returned.
+inline Slice half_add(Slice& a, Slice b) {
+  const Slice carry = _mm256_and_si256(a, b);
+  a = _mm256_xor_si256(a, b);
+  return carry;
+}
+
 // Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
 template <int Shift>
 inline void exchange(Slice& a, Slice& b) {
@@ -137,6 +165,8 @@ inline void exchange(Slice& a, Slice& b) {
   a = _mm256_or_si256(_mm256_and_si256(lower, a), _mm256_andnot_si256(lower, up));
   b = _mm256_or_si256(_mm256_and_si256(lower, down), _mm256_andnot_si256(lower, b));
 }
+
+constexpr bool kUnroll = false;  // lists of places are added up in loops
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.

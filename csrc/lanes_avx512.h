@@ -61,6 +61,7 @@ constexpr int kTileRows = 8, kTileBlocks = 16, kRowBlocks = 4;  // a tile is a s
 using Slice = __m512i;
 inline Slice load_slice(const Slice* p) { return _mm512_load_si512(p); }
 inline void store_slice(Slice* p, Slice a) { _mm512_store_si512(p, a); }
+inline Slice load_anywhere(const uint8_t* p) { return _mm512_loadu_si512(p); }
 // The bytes of as many blocks as a slice takes.
 inline Slice join_bytes(const uint8_t* one, const uint8_t* other) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(load_bytes(one)), load_bytes(other), 1);
@@ -80,6 +81,13 @@ inline Slice add(Slice& a, Slice b, Slice c) {
   return of_three<0xd4>(b, c, a);
 }
 
+// Of two bits: the sum comes in place of a, the carry is returned.
+inline Slice half_add(Slice& a, Slice b) {
+  const Slice carry = _mm512_and_si512(a, b);
+  a = _mm512_xor_si512(a, b);
+  return carry;
+}
+
 // Exchanges the upper bits of a's groups of 2 * Shift bits with the lower ones of b's.
 template <int Shift>
 inline void exchange(Slice& a, Slice& b) {
@@ -89,13 +97,64 @@ inline void exchange(Slice& a, Slice& b) {
   b = of_three<kSelect>(down, b, lower);
 }
 
-#ifndef XNCAPS_BITALG
+// Two of the bytes of two in turns, quarter by quarter.
+inline void zip(Slice& one, Slice& two) {
+  const Slice first = _mm512_unpacklo_epi8(one, two);
+  two = _mm512_unpackhi_epi8(one, two);
+  one = first;
+}
+
+// to[8 n + m] = byte n of low[m] + 256 * that of high[m].
+inline void store_in_turn(Slice* low, Slice* high, uint16_t* to) {
+  const auto in_turn = [](Slice& one, Slice& two) { zip(one, two); };
+  zip_eight(low, in_turn);
+  zip_eight(high, in_turn);
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) {
+    zip(low[k], high[k]);
+    const auto at = [&](int quarter) { return reinterpret_cast<__m128i*>(to + 128 * quarter + 16 * k); };
+    _mm_storeu_si128(at(0), _mm512_castsi512_si128(low[k]));
+    _mm_storeu_si128(at(0) + 1, _mm512_castsi512_si128(high[k]));
+    _mm_storeu_si128(at(1), _mm512_extracti32x4_epi32(low[k], 1));
+    _mm_storeu_si128(at(1) + 1, _mm512_extracti32x4_epi32(high[k], 1));
+    _mm_storeu_si128(at(2), _mm512_extracti32x4_epi32(low[k], 2));
+    _mm_storeu_si128(at(2) + 1, _mm512_extracti32x4_epi32(high[k], 2));
+    _mm_storeu_si128(at(3), _mm512_extracti32x4_epi32(low[k], 3));
+    _mm_storeu_si128(at(3) + 1, _mm512_extracti32x4_epi32(high[k], 3));
+  }
+}
+// The same of bytes that lie in the lower and in the upper halves of registers.
+inline void store_in_turn(Slice* both, uint16_t* to) {
+  zip_eight(both, [](Slice& one, Slice& two) { zip(one, two); });
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) {
+    const Bytes low = _mm512_castsi512_si256(both[k]), high = _mm512_extracti64x4_epi64(both[k], 1);
+    const Bytes one = _mm256_unpacklo_epi8(low, high), two = _mm256_unpackhi_epi8(low, high);
+    store_bytes(to + 16 * k, _mm256_permute2x128_si256(one, two, 0x20));
+    store_bytes(to + 128 + 16 * k, _mm256_permute2x128_si256(one, two, 0x31));
+  }
+}
 
 // Half a slice.
+#define XNCAPS_HALF_SLICES
 using HalfSlice = __m256i;
+template <int Half>
+inline HalfSlice half_of(Slice a) {
+  return _mm512_extracti64x4_epi64(a, Half);
+}
+inline Slice join(HalfSlice low, HalfSlice high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 template <int Truth>
 inline HalfSlice of_three(HalfSlice a, HalfSlice b, HalfSlice c) {
   return _mm256_ternarylogic_epi64(a, b, c, Truth);
+}
+inline HalfSlice add(HalfSlice& a, HalfSlice b, HalfSlice c) {
+  a = of_three<kOdd>(a, b, c);
+  return of_three<0xd4>(b, c, a);
+}
+inline HalfSlice half_add(HalfSlice& a, HalfSlice b) {
+  const HalfSlice carry = _mm256_and_si256(a, b);
+  a = _mm256_xor_si256(a, b);
+  return carry;
 }
 template <int Shift>
 inline void exchange(HalfSlice& a, HalfSlice& b) {
@@ -105,7 +164,7 @@ inline void exchange(HalfSlice& a, HalfSlice& b) {
   b = of_three<kSelect>(down, b, lower);
 }
 
-#endif
+constexpr bool kUnroll = true;  // lists of places are added up without loops
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.
@@ -123,6 +182,7 @@ inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b if either is NaN
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Mask greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+inline uint32_t mask_bits(Mask m) { return m; }
 inline Mask is_nan(Vec a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 inline Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
 
@@ -140,6 +200,10 @@ inline Vec load_half(const uint16_t* p) {
 inline Vec dots_of(const int32_t* different, int32_t bits) {
   const __m512i twice = _mm512_slli_epi32(_mm512_loadu_si512(different), 1);
   return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(bits), twice));
+}
+
+inline Vec load_counts(const uint16_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
 
 // Turns as many rows as there are lanes into columns: by pairs of rows, by fours, then by quarters of registers.

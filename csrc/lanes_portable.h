@@ -55,6 +55,11 @@ inline Vec min(Vec a, Vec b) {
 inline Mask greater(Vec a, Vec b) {
   return each_bool([&](int k) { return a.lane[k] > b.lane[k]; });
 }
+inline uint32_t mask_bits(Mask m) {
+  uint32_t bits = 0;
+  for (int k = 0; k < kLanes; ++k) bits |= static_cast<uint32_t>(m.lane[k]) << k;
+  return bits;
+}
 inline Mask is_nan(Vec a) {
   return each_bool([&](int k) { return a.lane[k] != a.lane[k]; });
 }
@@ -71,6 +76,9 @@ inline Vec load_half(const uint16_t* p) {
 // bits - 2 * different, as floats.
 inline Vec dots_of(const int32_t* different, int32_t bits) {
   return each([&](int k) { return static_cast<float>(bits - 2 * different[k]); });
+}
+inline Vec load_counts(const uint16_t* p) {
+  return each([&](int k) { return static_cast<float>(p[k]); });
 }
 // Turns as many rows as there are lanes into columns.
 inline void turn(Vec* rows) {
@@ -173,6 +181,11 @@ inline Bytes count_different_bits(Bytes a, Bytes b) {
   });
 }
 
+// The bits of 32 bytes from a bit of the first on, but for those that the mask has not.
+inline Bytes move_bits(const uint8_t* from, int bit, const uint8_t* mask) {
+  return each_byte([&](int k) { return ((from[k] | from[k + 1] << 8) >> bit) & mask[k]; });
+}
+
 // How many of 8 bits are the same, minus how many are not.
 inline Bytes dot_of_bits(Bytes a, Bytes b) {
   const Bytes different = count_different_bits(a, b);
@@ -200,6 +213,11 @@ inline Slice each_half(Function function) {
 }
 inline Slice load_slice(const Slice* p) { return *p; }
 inline void store_slice(Slice* p, Slice a) { *p = a; }
+inline Slice load_anywhere(const uint8_t* p) {
+  Slice out;
+  std::memcpy(out.half, p, sizeof out.half);
+  return out;
+}
 // The bytes of as many blocks as a slice takes: one.
 inline Slice join_bytes(const uint8_t* one, const uint8_t*) {
   Slice out;
@@ -207,11 +225,29 @@ inline Slice join_bytes(const uint8_t* one, const uint8_t*) {
   return out;
 }
 
+// to[8 n + m] = byte n of low[m] + 256 * that of high[m].
+inline void store_in_turn(const Slice* low, const Slice* high, uint16_t* to) {
+  constexpr int kSize = sizeof(Slice);
+  for (int m = 0; m < 8; ++m) {
+    uint8_t lower[kSize], upper[kSize];
+    std::memcpy(lower, low + m, kSize);
+    std::memcpy(upper, high + m, kSize);
+    for (int n = 0; n < kSize; ++n) to[8 * n + m] = static_cast<uint16_t>(lower[n] | upper[n] << 8);
+  }
+}
+
 // A full adder: the sum comes in place of a, the carry is returned.
 inline Slice add(Slice& a, Slice b, Slice c) {
   const Slice odd = each_half([&](int k) { return b.half[k] ^ c.half[k]; });
   const Slice carry = each_half([&](int k) { return (b.half[k] & c.half[k]) | (odd.half[k] & a.half[k]); });
   a = each_half([&](int k) { return a.half[k] ^ odd.half[k]; });
+  return carry;
+}
+
+// Of two bits: the sum comes in place of a, the carry is returned.
+inline Slice half_add(Slice& a, Slice b) {
+  const Slice carry = each_half([&](int k) { return a.half[k] & b.half[k]; });
+  a = each_half([&](int k) { return a.half[k] ^ b.half[k]; });
   return carry;
 }
 
@@ -223,6 +259,8 @@ inline void exchange(Slice& a, Slice& b) {
   a = each_half([&](int k) { return (one.half[k] & lower) | ((other.half[k] & lower) << Shift); });
   b = each_half([&](int k) { return ((one.half[k] >> Shift) & lower) | (other.half[k] & ~lower); });
 }
+
+constexpr bool kUnroll = false;  // lists of places are added up in loops
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.

@@ -21,6 +21,25 @@ inline Bytes set_bytes(int a) { return _mm256_set1_epi8(static_cast<char>(a)); }
 inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
 inline Bytes sub_bytes(Bytes a, Bytes b) { return _mm256_sub_epi8(a, b); }
 
+// The bits of 32 bytes from a bit of the first on, but for those that the mask has not.
+inline Bytes move_bits(const uint8_t* from, int bit, const uint8_t* mask) {
+  const Bytes low = _mm256_srl_epi64(load_bytes(from), _mm_cvtsi32_si128(bit));
+  const Bytes high = _mm256_sll_epi64(load_bytes(from + 8), _mm_cvtsi32_si128(64 - bit));
+  return _mm256_and_si256(_mm256_or_si256(low, high), load_bytes(mask));
+}
+
+// Byte n of register m becomes byte 8 n + m, quarter by quarter (half by half) of the registers; zip(a, b) makes two of the
+// bytes of two in turns.
+template <class Register, class Zip>
+inline void zip_eight(Register* a, Zip zip) {
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) zip(a[k], a[k + 4]);
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) zip(a[k + k / 2 * 2], a[k + k / 2 * 2 + 2]);
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) zip(a[2 * k], a[2 * k + 1]);
+}
+
 // Turns 8 rows of 8 floats into columns.
 inline void turn8(__m256* a) {
   __m256 b[8];
