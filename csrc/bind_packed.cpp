@@ -2,7 +2,14 @@
 // None where the layer must find another way: the tensor is not one of plain floats, or the layer is not as it was.
 // Calling an object with the layer and a tensor does the same where nothing but `run` is to be done.
 #include "bind.h"
+
 #include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "layout.h"
 #include "tensor.h"
 
 namespace xncaps {
@@ -177,6 +184,44 @@ class PackedLinear : public Packed {
   LinearCall base_;
 };
 
+// The plan of a convolution for images of one size (kernel.h), and the bits that it is of.
+struct Plan {
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  const Kernel* kernel;
+  int64_t height, width;
+  size_t size;  // of the lists
+  std::unique_ptr<void, Free> lists;
+  std::vector<uint8_t> bits;
+
+  static int64_t bytes_of(const ConvCall& conv) {
+    return conv.out_channels * conv.kernel[0] * conv.kernel[1] * bytes_for(conv.channels);
+  }
+
+  // Null where there is none.
+  static std::shared_ptr<const Plan> of(const ConvCall& conv, const Kernel& kernel) {
+    const size_t size = kernel.plan_conv(conv, nullptr);
+    if (size == 0) return nullptr;
+    const auto plan = std::make_shared<Plan>();
+    plan->kernel = &kernel;
+    plan->height = conv.height;
+    plan->width = conv.width;
+    plan->size = size;
+    plan->lists.reset(std::aligned_alloc(64, (size + 63) / 64 * 64));
+    if (plan->lists == nullptr) throw std::bad_alloc();
+    plan->bits.assign(conv.bits, conv.bits + bytes_of(conv));
+    kernel.plan_conv(conv, plan->lists.get());
+    return plan;
+  }
+
+  // Whether it can be used: buffers may have been written to.
+  bool is_of(const ConvCall& conv, const Kernel& with) const {
+    return kernel == &with && height == conv.height && width == conv.width &&
+           std::memcmp(bits.data(), conv.bits, bits.size()) == 0;
+  }
+};
+
 class PackedConv : public Packed {
  public:
   PackedConv(nb::list places, nb::list hooks, int64_t channels, int64_t outputs, int64_t kernel_h,
@@ -199,11 +244,10 @@ class PackedConv : public Packed {
     conv.x = x.numbers();
     conv.y = writable(address_of(y));
     conv.threads = threads_for(conv.batch);
-    if (selected->plan_conv && getenv("XN_PLAN")) {
-      if (!plan_) { size_t n = selected->plan_conv(conv, nullptr); plan_ = n ? aligned_alloc(64, n) : nullptr; if (plan_) selected->plan_conv(conv, plan_); }
-      conv.plan = plan_;
-    }
-    without_lock([&] { selected->conv(conv); });
+    const Kernel& kernel = *selected;
+    const std::shared_ptr<const Plan> plan = plan_for(conv, kernel);
+    conv.plan = plan == nullptr ? nullptr : plan->lists.get();
+    without_lock([&] { kernel.conv(conv); });
     return y;
   }
 
@@ -211,9 +255,31 @@ class PackedConv : public Packed {
     return stands_for(layer) ? run(given) : nb::none();
   }
 
+  size_t plan_bytes() const { return plan_ == nullptr ? 0 : plan_->size + plan_->bits.size(); }
+
  private:
+  // The plan for images of this size, once there were some of them in a row: to make one takes as long as some twenty
+  // images.
+  std::shared_ptr<const Plan> plan_for(const ConvCall& conv, const Kernel& with) const {
+    if (plan_ != nullptr && plan_->is_of(conv, with)) return plan_;
+    if (plan_ != nullptr || conv.height != height_ || conv.width != width_) images_ = 0;
+    plan_ = nullptr;
+    height_ = conv.height;
+    width_ = conv.width;
+    if (with.plan_conv == nullptr || images_ >= kPatience) return nullptr;
+    images_ += conv.batch;
+    if (images_ < kPatience) return nullptr;
+    std::shared_ptr<const Plan> plan;
+    without_lock([&] { plan = Plan::of(conv, with); });
+    plan_ = plan;
+    return plan;
+  }
+
+  static constexpr int64_t kPatience = 8;
+
   ConvCall base_;
-  mutable void* plan_ = nullptr;
+  mutable int64_t height_ = 0, width_ = 0, images_ = 0;  // so many images of this size came in a row
+  mutable std::shared_ptr<const Plan> plan_;
 };
 
 // Rows of numbers cut into squashed capsules, (rows, caps * dim) -> (rows, caps, dim).
@@ -308,6 +374,7 @@ void bind_packed(nb::module_& m) {
       .def(nb::init<nb::list, nb::list, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                     int64_t, int64_t, int64_t, int, Address, Address, bool, Address>())
       .def("is_current", &PackedConv::is_current)
+      .def("plan_bytes", &PackedConv::plan_bytes)
       .def("run", &PackedConv::run, nb::arg().none());
 }
 

@@ -50,7 +50,7 @@ struct OnePlace {
   using Base = uint8_t;
   static constexpr int kPlaces = 1;
   static constexpr bool kUnrolled = kUnroll;
-  static constexpr int64_t kBytes = sizeof(Slice);
+  static constexpr int64_t kBytes = sizeof(Slice), kLeastPlaces = 64;
   static void load_four(const Base* bits, const uint16_t* places, Bits* to) {
     uint64_t four;  // one load; in whichever order
     std::memcpy(&four, places, sizeof four);
@@ -70,7 +70,7 @@ struct TwoPlaces {
   using Base = uint8_t;
   static constexpr int kPlaces = 2;
   static constexpr bool kUnrolled = kUnroll;
-  static constexpr int64_t kBytes = sizeof(HalfSlice);
+  static constexpr int64_t kBytes = sizeof(HalfSlice), kLeastPlaces = kPlacesOfHalves;
   static void load_four(const Base* bits, const uint16_t* places, Bits* to) {
     for (int k = 0; k < 4; ++k) {
       uint32_t two;
@@ -98,12 +98,21 @@ struct TwoPlaces {
 };
 #endif
 
-constexpr int64_t kMostOffset = 0xffff;
+constexpr int64_t kMostOffset = 0xffff;   // places are so many bytes off at most
+constexpr int64_t kLeastFilters = 8;      // fewer are not worth the lists
+constexpr int64_t kLeastPercent = 60;     // of a slice's bits that have to be windows
 
+// Whether there can be a plan, and whether it is faster than none.
 template <class Kind>
 inline bool can_plan(const ConvCall& call) {
-  if (call.stride[0] != 1 || call.stride[1] != 1 || Grid(call, Kind::kBytes).pitch > Kind::kBytes) return false;
-  return places_of(call) < 1 << (kPlaceDigits - 1) && Grid(call, Kind::kBytes).zeros <= kMostOffset;
+  const Grid grid(call, Kind::kBytes);
+  const int64_t blocks = blocks_for(call.out_channels), windows = call.out_height * call.out_width;
+  if (call.stride[0] != 1 || call.stride[1] != 1 || grid.pitch > Kind::kBytes) return false;
+  if (places_of(call) >= 1 << (kPlaceDigits - 1) || grid.zeros > kMostOffset) return false;
+  if (kClassesFirst && by_classes(windows, blocks, places_of(call) / 8)) return false;
+  const int64_t passes = (call.out_height + grid.rows - 1) / grid.rows;
+  return places_of(call) >= Kind::kLeastPlaces && call.out_channels >= kLeastFilters &&
+         100 * windows >= kLeastPercent * passes * Kind::kBytes * 8;
 }
 
 // The filters, four at a time, sorted.
@@ -203,7 +212,7 @@ struct PlanWork {
   const Grid& grid;
   int64_t plane, edge, masked;     // bytes of a channel's signs, around them, of a mask
   uint8_t* signs;                  // of all pixels, channel by channel; rows lie as those of windows do
-  uint8_t* masks;                  // for each column of the kernel: what is in the image
+  uint8_t *columns, *masks;        // for each column of the kernel: what of a row of windows sees the image; of them all
   uint8_t* bits;                   // as Grid has them
   float *block, *thresholds;       // pixels of a block that is not whole; of signs
   float *sums, *means;             // of abs(x): row by row, whole vectors; pixel by pixel
@@ -216,7 +225,8 @@ struct PlanWork {
         plane(call.height * grid.pitch),
         edge(padded((grid.seen + call.padding[0]) * grid.pitch + call.padding[1] / 8 + 1)),
         masked(padded(grid.entry)),
-        signs(parts.take<uint8_t>(call.channels * plane + edge * 2 + call.kernel[1] * call.dilation[1] + kBlock)),
+        signs(parts.take<uint8_t>(call.channels * plane + edge * 2 + call.kernel[1] * call.dilation[1] + 4 * kBlock)),
+        columns(parts.take<uint8_t>(call.kernel[1] * grid.pitch)),
         masks(parts.take<uint8_t>(call.kernel[1] * masked)),
         bits(parts.take<uint8_t>(grid.zeros + 2 * Kind::kBytes)),
         block(parts.take<float>(call.channels * kBlock)),
@@ -226,6 +236,18 @@ struct PlanWork {
         scales(parts.take<float>(call.out_height * call.out_width + kLanes)),
         dots(parts.take<float>(grid.rows * call.out_width + kLanes)) {
     for (uint16_t*& each : shared) each = parts.take<uint16_t>(8 * Kind::kBytes + kLanes);
+  }
+
+  void find_columns() const {
+    std::memset(columns, 0, call.kernel[1] * grid.pitch);
+    for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+      uint8_t* const mask = columns + kx * grid.pitch;
+      for (int64_t x = 0; x < call.out_width; ++x) {
+        const int64_t column = x + kx * call.dilation[1] - call.padding[1];
+        const int inside = column >= 0 && column < call.width;
+        mask[x / 8] = static_cast<uint8_t>(mask[x / 8] | inside << x % 8);
+      }
+    }
   }
 
   // The signs of an image, and the scales of its windows.
@@ -285,23 +307,16 @@ struct PlanWork {
   // Moves what the rows of windows from one on see. Blocks of bytes are stored whole: what is behind them is written
   // later.
   void move_rows(int64_t first) const {
-    const int64_t pitch = grid.pitch, columns = call.kernel[1], above = first - call.padding[0];
-    for (int64_t kx = 0; kx < columns; ++kx) {
+    const int64_t pitch = grid.pitch, above = first - call.padding[0], entry = grid.entry;
+    uint8_t* to = bits;
+    for (int64_t kx = 0; kx < call.kernel[1]; ++kx) {
+      const int64_t moved = kx * call.dilation[1] - call.padding[1];
       uint8_t* const mask = masks + kx * masked;
       std::memset(mask, 0, masked);
       for (int64_t r = 0; r < grid.seen; ++r) {
-        if (r + above < 0 || r + above >= call.height) continue;
-        for (int64_t x = 0; x < call.out_width; ++x) {
-          const int64_t column = x + kx * call.dilation[1] - call.padding[1];
-          const bool inside = column >= 0 && column < call.width;
-          mask[r * pitch + x / 8] = static_cast<uint8_t>(mask[r * pitch + x / 8] | inside << x % 8);
-        }
+        const bool inside = r + above >= 0 && r + above < call.height;
+        if (inside) std::memcpy(mask + r * pitch, columns + kx * pitch, pitch);
       }
-    }
-    uint8_t* to = bits;
-    for (int64_t kx = 0; kx < columns; ++kx) {
-      const int64_t moved = kx * call.dilation[1] - call.padding[1], entry = grid.entry;
-      const uint8_t* const mask = masks + kx * masked;
       const uint8_t* from = signs + edge + above * pitch + (moved >= 0 ? moved / 8 : -((7 - moved) / 8));
       const int rest = static_cast<int>(moved & 7);
       for (int64_t channel = 0; channel < call.channels; ++channel, from += plane, to += entry) {
@@ -390,6 +405,7 @@ inline void conv_by_plan(const ConvCall& call) {
   parallel(parts_count, call.threads, needed.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     const PlanWork<Kind> work(call, grid, parts);
+    work.find_columns();
     const int64_t end = call.batch * (part + 1) / parts_count;
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
       work.take_image(call.x + sample * call.channels * call.height * call.width);

@@ -135,7 +135,12 @@ inline void store_in_turn(Slice* both, uint16_t* to) {
   }
 }
 
-// Half a slice.
+// Half a slice. Plans have so many places at least where it takes one.
+#ifdef XNCAPS_BITALG
+constexpr int64_t kPlacesOfHalves = 2048;
+#else
+constexpr int64_t kPlacesOfHalves = 64;
+#endif
 #define XNCAPS_HALF_SLICES
 using HalfSlice = __m256i;
 template <int Half>
@@ -165,6 +170,7 @@ inline void exchange(HalfSlice& a, HalfSlice& b) {
 }
 
 constexpr bool kUnroll = true;  // lists of places are added up without loops
+constexpr bool kClassesFirst = false;  // whether classes of windows are faster than a plan of filters
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.
