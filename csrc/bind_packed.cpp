@@ -68,6 +68,8 @@ class Packed {
   }
 
  protected:
+  nb::handle tensor_at(Address address) const { return watched_.tensor_at(address); }
+
   // Whether x can be taken, if it has so many dimensions.
   bool serves(nb::handle x, int dims, Input& input) const {
     return enabled && is_current() && view_plain(x, dims, input);
@@ -184,7 +186,8 @@ class PackedLinear : public Packed {
   LinearCall base_;
 };
 
-// The plan of a convolution for images of one size (kernel.h), and the bits that it is of.
+// The plan of a convolution for images of one size (kernel.h), and what tells whether it is still that of the bits: how
+// often torch had written to them, or themselves where torch does not count.
 struct Plan {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -193,6 +196,7 @@ struct Plan {
   int64_t height, width;
   size_t size;  // of the lists
   std::unique_ptr<void, Free> lists;
+  int64_t writes;
   std::vector<uint8_t> bits;
 
   static int64_t bytes_of(const ConvCall& conv) {
@@ -200,7 +204,7 @@ struct Plan {
   }
 
   // Null where there is none.
-  static std::shared_ptr<const Plan> of(const ConvCall& conv, const Kernel& kernel) {
+  static std::shared_ptr<const Plan> of(const ConvCall& conv, const Kernel& kernel, int64_t writes) {
     const size_t size = kernel.plan_conv(conv, nullptr);
     if (size == 0) return nullptr;
     const auto plan = std::make_shared<Plan>();
@@ -210,14 +214,14 @@ struct Plan {
     plan->size = size;
     plan->lists.reset(std::aligned_alloc(64, (size + 63) / 64 * 64));
     if (plan->lists == nullptr) throw std::bad_alloc();
-    plan->bits.assign(conv.bits, conv.bits + bytes_of(conv));
+    plan->writes = writes;
+    if (writes < 0) plan->bits.assign(conv.bits, conv.bits + bytes_of(conv));
     kernel.plan_conv(conv, plan->lists.get());
     return plan;
   }
 
-  // Whether it can be used: buffers may have been written to.
-  bool is_of(const ConvCall& conv, const Kernel& with) const {
-    return kernel == &with && height == conv.height && width == conv.width &&
+  bool is_of(const ConvCall& conv, const Kernel& with, int64_t writes_now) const {
+    return kernel == &with && height == conv.height && width == conv.width && writes == writes_now &&
            std::memcmp(bits.data(), conv.bits, bits.size()) == 0;
   }
 };
@@ -261,7 +265,10 @@ class PackedConv : public Packed {
   // The plan for images of this size, once there were some of them in a row: to make one takes as long as some twenty
   // images.
   std::shared_ptr<const Plan> plan_for(const ConvCall& conv, const Kernel& with) const {
-    if (plan_ != nullptr && plan_->is_of(conv, with)) return plan_;
+    const nb::handle bits = tensor_at(reinterpret_cast<Address>(conv.bits));
+    if (!bits.is_valid()) return nullptr;
+    const int64_t writes = writes_to(bits);
+    if (plan_ != nullptr && plan_->is_of(conv, with, writes)) return plan_;
     if (plan_ != nullptr || conv.height != height_ || conv.width != width_) images_ = 0;
     plan_ = nullptr;
     height_ = conv.height;
@@ -270,7 +277,7 @@ class PackedConv : public Packed {
     images_ += conv.batch;
     if (images_ < kPatience) return nullptr;
     std::shared_ptr<const Plan> plan;
-    without_lock([&] { plan = Plan::of(conv, with); });
+    without_lock([&] { plan = Plan::of(conv, with, writes); });
     plan_ = plan;
     return plan;
   }

@@ -159,6 +159,12 @@ nb::object new_empty(nb::handle like, const Shape& shape) {
   return checked(nb::steal(PyObject_Vectorcall(torch.empty_strided.ptr(), arguments, 3, nullptr)));
 }
 
+int64_t writes_to(nb::handle tensor) {
+  static const nb::handle version = name("_version"), is_inference = name("is_inference");
+  if (nb::cast<bool>(checked(attribute(tensor, is_inference))())) return -1;
+  return nb::cast<int64_t>(checked(attribute(tensor, version)));
+}
+
 uintptr_t address_of(nb::handle tensor) {
   nb::dlpack::dltensor view;
   if (exchange != nullptr && exchange->view(tensor.ptr(), &view) == 0) {
@@ -191,6 +197,12 @@ int Watched::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+nb::handle Watched::tensor_at(uintptr_t address) const {
+  for (const Place& place : places_) {
+    if (place.address == address) return place.value;
+  }
+  return nb::handle();
+}
 bool Watched::is_unchanged() const {
   for (const Place& place : places_) {
     PyObject* now = PyDict_GetItemWithError(place.dictionary.ptr(), place.key.ptr());

@@ -57,6 +57,8 @@ Shape shape_of(std::initializer_list<int64_t> sizes);
 // A new tensor beside one that can be viewed, its numbers not set.
 nb::object new_empty(nb::handle like, const Shape& shape);
 uintptr_t address_of(nb::handle tensor);
+// How often torch has written to a tensor; -1 where torch does not count.
+int64_t writes_to(nb::handle tensor);
 int num_threads();
 
 // Places of dictionaries: whether they still hold what they held, tensors at the same address.
@@ -65,6 +67,7 @@ class Watched {
   // Each is (dictionary, key, value, address of its data or 0).
   explicit Watched(nb::list places);
   bool is_unchanged() const;
+  nb::handle tensor_at(uintptr_t address) const;  // the one with its numbers there, or none
 
   // For the collector of garbage.
   int traverse(visitproc visit, void* arg) const;

@@ -182,9 +182,14 @@ def test_signs_that_are_all_the_same(kernel):
                 assert torch.equal(y, torch.full_like(y, filters * image * 230 * 9))
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("kernel", FAST)
-def test_bits_that_are_written_to_count_at_once(kernel):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_bits_that_are_written_to_count_at_once(kernel, mode):
+    with mode():
+        check_bits_that_are_written_to(kernel)
+
+
+def check_bits_that_are_written_to(kernel):
     layer, x = make(9, 8, (24, 16), {})
     other, _ = make(9, 8, (24, 16), {})
     other.weight.neg_()
