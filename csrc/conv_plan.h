@@ -79,19 +79,23 @@ struct TwoPlaces {
     }
   }
   static void write(const Numbers<TwoPlaces>& numbers, uint16_t* to) {
+    if (2 * numbers.most < 1 << 12) return write_digits<12>(numbers, to);
+    write_digits<16>(numbers, to);
+  }
+  template <int Digits>
+  static void write_digits(const Numbers<TwoPlaces>& numbers, uint16_t* to) {
+    HalfSlice carry{}, digit[16] = {};
+#pragma GCC unroll 16
+    for (int k = 0; k < Digits; ++k) {
+      const uint8_t* const both = reinterpret_cast<const uint8_t*>(numbers.digit + k);
+      HalfSlice sum = load_bytes(both);
+      carry = add(sum, load_bytes(both + sizeof(HalfSlice)), carry);
+      digit[k] = sum;
+    }
     // Lower digits in the lower halves of registers, upper ones in the upper halves.
     Slice both[8];
-    HalfSlice carry{}, low[8];
-#pragma GCC unroll 16
-    for (int k = 0; k < 16; ++k) {
-      HalfSlice sum = half_of<0>(numbers.digit[k]);
-      carry = add(sum, half_of<1>(numbers.digit[k]), carry);
-      if (k < 8) {
-        low[k] = sum;
-      } else {
-        both[k - 8] = join(low[k - 8], sum);
-      }
-    }
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) both[k] = join(digit[k], digit[k + 8]);
     turn_bits(both);
     store_in_turn(both, to);
   }
@@ -199,6 +203,29 @@ inline size_t write_plan(const ConvCall& call, char* memory) {
   each_place(call, 0, [&](int64_t channel, int64_t tap, uint32_t) { plan.all[k++] = place(channel, tap); });
   fill_up<Kind>(plan.all, k, grid.zeros);
   return parts.used();
+}
+
+// y of rows of windows for a filter, from the ones that they share with it, from what dot products would be if it had
+// none, and from twice the ones that it has.
+__attribute__((noinline)) inline void write_rows(const uint16_t* shared, int64_t row_bits, int64_t width, int64_t count,
+                                                 const float* dots, const float* means, float twice, float scale,
+                                                 float bias, float* y) {
+  const Vec off = set(twice), scales = set(scale), biases = set(bias), four = set(4.0f);
+  const int64_t end = count * width;
+  for (int64_t row = 0; row < end; row += width, shared += row_bits) {
+    for (int64_t k = 0; k < width; k += kLanes) {
+      const int64_t at = row + k;
+      const Vec exact = load(dots + at) - off + load_counts(shared + k) * four;
+      const Vec values = scaled(exact, load(means + at), scales, biases);
+      if (at + kLanes <= end) {
+        store(y + at, values);  // what is behind the row is written later
+      } else {
+        alignas(64) float some[kLanes];
+        store(some, values);
+        copy(y + at, some, width - k < kLanes ? width - k : kLanes);
+      }
+    }
+  }
 }
 
 inline int64_t whole_lanes(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
@@ -328,43 +355,13 @@ struct PlanWork {
     std::memset(to, 0, Kind::kBytes);
   }
 
-  // y of some rows of windows for four filters, or for so many as there are.
-  void write(const Plan<Kind>& plan, int64_t quad, int64_t first, int64_t count, float* y) const {
-    const int64_t filter = quad * kQuad, left = call.out_channels - filter;
-    const int filters = static_cast<int>(left < kQuad ? left : kQuad);
-    const int64_t width = call.out_width, end = count * width, row_bits = grid.pitch * 8;
-    const int64_t windows = call.out_height * width;
-    const float *const means_of = scales + first * width, *const dots_of = dots;
-    float* const to = y + filter * windows + first * width;
-    Vec twice[kQuad], scale[kQuad], bias[kQuad];
-    const uint16_t* counts[kQuad];
-    for (int r = 0; r < kQuad; ++r) {
-      const int64_t n = filter + (r < filters ? r : 0);
-      twice[r] = set(static_cast<float>(2 * plan.ones[n]));
-      scale[r] = set(call.scale[n]);
-      bias[r] = set(call.bias == nullptr ? 0.0f : call.bias[n]);
-      counts[r] = shared[r];
-    }
-    const Vec four = set(4.0f);
-    for (int64_t row = 0, bit = 0; row < end; row += width, bit += row_bits) {
-      for (int64_t k = 0; k < width; k += kLanes) {
-        const int64_t at = row + k;
-        const Vec none = load(dots_of + at), mean = load(means_of + at);
-        const auto values = [&](int r) {
-          return scaled(none - twice[r] + load_counts(counts[r] + bit + k) * four, mean, scale[r], bias[r]);
-        };
-        if (filters == kQuad && at + kLanes <= end) {  // what is behind a row is written later
-#pragma GCC unroll 4
-          for (int r = 0; r < kQuad; ++r) store(to + r * windows + at, values(r));
-        } else {
-          for (int r = 0; r < filters; ++r) {
-            alignas(64) float some[kLanes];
-            store(some, values(r));
-            copy(to + r * windows + at, some, width - k < kLanes ? width - k : kLanes);
-          }
-        }
-      }
-    }
+  // y of some rows of windows for one filter.
+  void write(const Plan<Kind>& plan, int64_t filter, const uint16_t* ones, int64_t first, int64_t count, float* y) const {
+    const int64_t at = first * call.out_width;
+    const float twice = static_cast<float>(2 * plan.ones[filter]);
+    const float bias = call.bias == nullptr ? 0.0f : call.bias[filter];
+    write_rows(ones, grid.pitch * 8, call.out_width, count, dots, scales + at, twice, call.scale[filter], bias,
+               y + filter * call.out_height * call.out_width + at);
   }
 
   // Counts some rows of windows for all filters.
@@ -388,9 +385,13 @@ struct PlanWork {
         list += runs_for<Kind>(size) * kPlacesOfRun<Kind>;
       }
       add_classes(classes, four);
-      for (int r = 0; r < kQuad; ++r) Kind::write(four[r], shared[r]);
-      write(plan, quad, first, count, y);
+      for (int r = 0; r < kQuad && quad * kQuad + r < call.out_channels; ++r) {
+        Kind::write(four[r], shared[r % 2]);
+        if (quad * kQuad + r > 0) write(plan, quad * kQuad + r - 1, shared[(r + 1) % 2], first, count, y);
+      }
     }
+    const int64_t last = call.out_channels - 1;
+    write(plan, last, shared[last % 2], first, count, y);
   }
 };
 

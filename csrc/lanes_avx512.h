@@ -143,22 +143,15 @@ constexpr int64_t kPlacesOfHalves = 64;
 #endif
 #define XNCAPS_HALF_SLICES
 using HalfSlice = __m256i;
-template <int Half>
-inline HalfSlice half_of(Slice a) {
-  return _mm512_extracti64x4_epi64(a, Half);
-}
 inline Slice join(HalfSlice low, HalfSlice high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 template <int Truth>
 inline HalfSlice of_three(HalfSlice a, HalfSlice b, HalfSlice c) {
   return _mm256_ternarylogic_epi64(a, b, c, Truth);
 }
+// Here carries wait for each other, and not for sums.
 inline HalfSlice add(HalfSlice& a, HalfSlice b, HalfSlice c) {
+  const HalfSlice carry = of_three<kMajority>(a, b, c);
   a = of_three<kOdd>(a, b, c);
-  return of_three<0xd4>(b, c, a);
-}
-inline HalfSlice half_add(HalfSlice& a, HalfSlice b) {
-  const HalfSlice carry = _mm256_and_si256(a, b);
-  a = _mm256_xor_si256(a, b);
   return carry;
 }
 template <int Shift>

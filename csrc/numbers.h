@@ -7,6 +7,10 @@ namespace xncaps::XNCAPS_ISA {
 
 constexpr int kPlaceDigits = 16;
 
+inline int digits_of(int64_t most) {
+  return most == 0 ? 0 : 64 - __builtin_clzll(static_cast<unsigned long long>(most));
+}
+
 // A number for each column of a slice (Kind::Bits), none of them larger than `most`. It has as many digits as that takes;
 // the others are not written.
 template <class Kind>
@@ -14,7 +18,7 @@ struct Numbers {
   typename Kind::Bits digit[kPlaceDigits];
   int64_t most;
 
-  int digits() const { return most == 0 ? 0 : 64 - __builtin_clzll(static_cast<unsigned long long>(most)); }
+  int digits() const { return digits_of(most); }
 };
 
 // to = a + b; it may be one of them.
@@ -69,19 +73,16 @@ constexpr int kQuad = 4, kClasses = 1 << kQuad;
 template <class Kind>
 inline void add_classes(Numbers<Kind>* of, Numbers<Kind>* rows) {
   using Bits = typename Kind::Bits;
-  int digits = 0;
-  for (int k = 1; k < kClasses; ++k) digits = of[k].digits() > digits ? of[k].digits() : digits;
+  int64_t most = 0;
+  for (int k = 1; k < kClasses; ++k) most = of[k].most > most ? of[k].most : most;
+  constexpr int64_t kMost = (1 << kPlaceDigits) - 1;  // as many digits as there are hold all that is counted
+  for (int r = 0; r < kQuad; ++r) rows[r].most = most < kMost / (kClasses / 2) ? kClasses / 2 * most : kMost;
+  const int digits = digits_of(most), all = rows[0].digits();
   for (int k = 1; k < kClasses; ++k) {
     for (int d = of[k].digits(); d < digits; ++d) {
       of[k].digit[d] = Bits{};
       asm volatile("" ::: "memory");  // a call of memset takes longer
     }
-  }
-  int all = 0;
-  for (int r = 0; r < kQuad; ++r) {
-    rows[r].most = 0;
-    for (int k = 1; k < kClasses; ++k) rows[r].most += k >> r & 1 ? of[k].most : 0;
-    all = rows[r].digits() > all ? rows[r].digits() : all;
   }
   // Those of the first row, of the second, and of both; then of the other two.
   AddFour<Kind> lower, first, second, upper, third, fourth;

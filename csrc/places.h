@@ -161,13 +161,13 @@ template <class Kind>
 inline void count_places(const typename Kind::Base* base, const uint16_t* places, int64_t count,
                          Numbers<Kind>& to) {
   int64_t runs = runs_for<Kind>(count);
-  to.most = (count + Kind::kPlaces - 1) / Kind::kPlaces;
   if constexpr (!Kind::kUnrolled) {
+    to.most = count;
     add_in_loop<Kind>(base, places, runs, to.digit);
   } else {
     const int64_t first = runs < kMostRuns ? runs : kMostRuns;
+    to.most = first << kRunDigits<Kind>;
     if (first > 0) AddRuns<Kind>::of[first - 1](base, places, to.digit);
-    if (runs > first) to.most = first << kRunDigits<Kind>;
     for (runs -= first; runs > 0; runs -= kMostRuns) {
       Numbers<Kind> more;
       places += kMostRuns * kPlacesOfRun<Kind>;
