@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
+#include <utility>
 #include <vector>
 
 #include "layout.h"
@@ -203,20 +203,23 @@ struct Plan {
     return conv.out_channels * conv.kernel[0] * conv.kernel[1] * bytes_for(conv.channels);
   }
 
-  // Null where there is none.
+  // Null where there is none. The bits are copied first: they may be written to meanwhile.
   static std::shared_ptr<const Plan> of(const ConvCall& conv, const Kernel& kernel, int64_t writes) {
-    const size_t size = kernel.plan_conv(conv, nullptr);
+    std::vector<uint8_t> bits(conv.bits, conv.bits + bytes_of(conv));
+    ConvCall with = conv;
+    with.bits = bits.data();
+    const size_t size = kernel.plan_conv(with, nullptr);
     if (size == 0) return nullptr;
     const auto plan = std::make_shared<Plan>();
     plan->kernel = &kernel;
     plan->height = conv.height;
     plan->width = conv.width;
     plan->size = size;
-    plan->lists.reset(std::aligned_alloc(64, (size + 63) / 64 * 64));
-    if (plan->lists == nullptr) throw std::bad_alloc();
     plan->writes = writes;
-    if (writes < 0) plan->bits.assign(conv.bits, conv.bits + bytes_of(conv));
-    kernel.plan_conv(conv, plan->lists.get());
+    plan->lists.reset(std::aligned_alloc(64, (size + 63) / 64 * 64));
+    if (plan->lists == nullptr) return nullptr;  // it goes without
+    kernel.plan_conv(with, plan->lists.get());
+    if (writes < 0) plan->bits = std::move(bits);
     return plan;
   }
 
@@ -269,8 +272,9 @@ class PackedConv : public Packed {
     if (!bits.is_valid()) return nullptr;
     const int64_t writes = writes_to(bits);
     if (plan_ != nullptr && plan_->is_of(conv, with, writes)) return plan_;
-    if (plan_ != nullptr || conv.height != height_ || conv.width != width_) images_ = 0;
+    if (plan_ != nullptr || &with != kernel_ || conv.height != height_ || conv.width != width_) images_ = 0;
     plan_ = nullptr;
+    kernel_ = &with;
     height_ = conv.height;
     width_ = conv.width;
     if (with.plan_conv == nullptr || images_ >= kPatience) return nullptr;
@@ -285,6 +289,7 @@ class PackedConv : public Packed {
   static constexpr int64_t kPatience = 8;
 
   ConvCall base_;
+  mutable const Kernel* kernel_ = nullptr;
   mutable int64_t height_ = 0, width_ = 0, images_ = 0;  // so many images of this size came in a row
   mutable std::shared_ptr<const Plan> plan_;
 };

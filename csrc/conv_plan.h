@@ -211,18 +211,24 @@ __attribute__((noinline)) inline void write_rows(const uint16_t* shared, int64_t
                                                  const float* dots, const float* means, float twice, float scale,
                                                  float bias, float* y) {
   const Vec off = set(twice), scales = set(scale), biases = set(bias), four = set(4.0f);
+  const auto values = [&](int64_t at, const uint16_t* ones) {
+    return scaled(load(dots + at) - off + load_counts(ones) * four, load(means + at), scales, biases);
+  };
   const int64_t end = count * width;
-  for (int64_t row = 0; row < end; row += width, shared += row_bits) {
+  int64_t row = 0;
+  // Vectors are stored whole: what is behind a row is written later.
+  if (width <= kLanes) {
+    for (; row + kLanes <= end; row += width, shared += row_bits) store(y + row, values(row, shared));
+  }
+  for (; row < end; row += width, shared += row_bits) {
     for (int64_t k = 0; k < width; k += kLanes) {
-      const int64_t at = row + k;
-      const Vec exact = load(dots + at) - off + load_counts(shared + k) * four;
-      const Vec values = scaled(exact, load(means + at), scales, biases);
-      if (at + kLanes <= end) {
-        store(y + at, values);  // what is behind the row is written later
+      const Vec some = values(row + k, shared + k);
+      if (row + k + kLanes <= end) {
+        store(y + row + k, some);
       } else {
-        alignas(64) float some[kLanes];
-        store(some, values);
-        copy(y + at, some, width - k < kLanes ? width - k : kLanes);
+        alignas(64) float lanes[kLanes];
+        store(lanes, some);
+        copy(y + row + k, lanes, width - k < kLanes ? width - k : kLanes);
       }
     }
   }
@@ -244,7 +250,7 @@ struct PlanWork {
   float *block, *thresholds;       // pixels of a block that is not whole; of signs
   float *sums, *means;             // of abs(x): row by row, whole vectors; pixel by pixel
   float *scales, *dots;            // of windows: the mean of means; dot products with a filter without ones
-  uint16_t* shared[kQuad];         // ones of windows and a filter
+  uint16_t* shared[2];             // ones of windows and a filter, and of the filter before
 
   PlanWork(const ConvCall& call, const Grid& grid, Parts& parts)
       : call(call),
@@ -304,12 +310,25 @@ struct PlanWork {
     for (int64_t k = 0; k < windows; ++k) scales[k] = 1.0f;
   }
 
+  static void store_bits(uint32_t above, uint8_t* to) {
+    for (int k = 0; k < kRowBytes; ++k) to[k] = static_cast<uint8_t>(above >> 8 * k);
+  }
+
   // The signs of a channel, whose numbers are added to the sums.
   template <bool Same, bool Inside>
   void take_channel(const float* x, const float* end, uint8_t* to) const {
     const int64_t height = call.height, width = call.width, pitch = grid.pitch, pixels = height * width;
     const uint32_t last = (1u << (width - (width - 1) / kLanes * kLanes)) - 1;
     float* sum = sums;
+    if (Same && Inside && width <= kLanes) {
+      for (int64_t row = 0; row < pixels; row += width, to += pitch, sum += kLanes) {
+        const Vec some = load(x + row);
+        const uint32_t above = mask_bits(greater(some, set(0.0f))) & last;
+        store_bits(above, to);
+        store(sum, load(sum) + abs(some));
+      }
+      return;
+    }
     for (int64_t row = 0; row < pixels; row += width, to += pitch) {
       for (int64_t k = 0; k < width; k += kLanes, sum += kLanes) {
         const float* const from = x + row + k;
@@ -317,7 +336,7 @@ struct PlanWork {
         const Vec threshold = Same ? set(0.0f) : load(thresholds + row + k);
         uint32_t above = mask_bits(greater(some, threshold));
         if (k + kLanes >= width) above &= last;
-        std::memcpy(to + k / 8, &above, kRowBytes);
+        store_bits(above, to + k / 8);
         store(sum, load(sum) + abs(some));
       }
     }
@@ -422,7 +441,7 @@ inline void conv_by_plan(const ConvCall& call) {
 
 // Calls function(kind) with the kind of lists for so many windows.
 template <class Function>
-inline auto with_kind(const ConvCall& call, const Function& function) {
+inline auto with_kind([[maybe_unused]] const ConvCall& call, const Function& function) {
 #ifdef XNCAPS_HALF_SLICES
   if (Grid(call, 1).pitch * call.out_height <= TwoPlaces::kBytes) return function(TwoPlaces());
 #endif

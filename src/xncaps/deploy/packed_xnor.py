@@ -156,8 +156,9 @@ class PackedXnorConv2d(Packed, XnorConv2d):
     def plan_bytes(self) -> int:
         """Bytes held besides the buffers: filters sorted for images of the size that came last.
 
-        About four times the bits; 0 where there are none. They are made anew when they are needed,
-        are part of no file, and give the same numbers.
+        About four times the bits; 0 where there are none. They are part of no file, give the same
+        numbers, and are made anew after torch has written to ``bits`` (which it does not notice of
+        ``.data`` or NumPy: pack the layer again after such writes).
         """
         return 0 if self._native is None else int(self._native.plan_bytes())
 
