@@ -72,10 +72,11 @@ struct TwoPlaces {
   static constexpr bool kUnrolled = kUnroll;
   static constexpr int64_t kBytes = sizeof(HalfSlice), kLeastPlaces = kPlacesOfHalves;
   static void load_four(const Base* bits, const uint16_t* places, Bits* to) {
+    uint64_t fours[2];  // two loads
+    std::memcpy(fours, places, sizeof fours);
     for (int k = 0; k < 4; ++k) {
-      uint32_t two;
-      std::memcpy(&two, places + 2 * k, sizeof two);
-      to[k] = join_bytes(bits + (two & 0xffff), bits + (two >> 16));
+      const uint64_t two = fours[k / 2] >> 32 * (k % 2);
+      to[k] = join_bytes(bits + (two & 0xffff), bits + (two >> 16 & 0xffff));
     }
   }
   static void write(const Numbers<TwoPlaces>& numbers, uint16_t* to) {
