@@ -163,7 +163,7 @@ inline void exchange(HalfSlice& a, HalfSlice& b) {
 }
 
 constexpr bool kUnroll = true;  // lists of places are added up without loops
-constexpr bool kClassesFirst = false;  // whether classes of windows are faster than a plan of filters
+constexpr int64_t kMostPlanned = 1 << 15;  // of more places, classes of windows are faster than a plan of filters
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.

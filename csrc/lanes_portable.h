@@ -261,7 +261,7 @@ inline void exchange(Slice& a, Slice& b) {
 }
 
 constexpr bool kUnroll = false;  // lists of places are added up in loops
-constexpr bool kClassesFirst = true;  // whether classes of windows are faster than a plan of filters
+constexpr int64_t kMostPlanned = 2048;  // of more places, classes of windows are faster than a plan of filters
 
 // From so many rows, blocks of columns, and bytes of each on, classes of places are what counts fastest, up to as many
 // bytes as have their slices in the second cache.
