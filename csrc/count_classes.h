@@ -38,11 +38,11 @@ struct Listed {
   using Base = Slice;
   static constexpr int kPlaces = 1;
   static constexpr bool kUnrolled = false;
-  static void load_four(const Base* slices, const uint16_t* places, Bits* to) {
-    uint64_t four;  // one load; in whichever order
-    std::memcpy(&four, places, sizeof four);
-    for (int k = 0; k < 4; ++k) to[k] = load_slice(slices + (four >> 16 * k & 0xffff));
-  }
+  struct Four {
+    uint64_t places;  // in whichever order
+    explicit Four(const uint16_t* from) { std::memcpy(&places, from, sizeof places); }
+    Bits at(const Base* slices, int k) const { return load_slice(slices + (places >> 16 * k & 0xffff)); }
+  };
 };
 constexpr int64_t kListRun = kPlacesOfRun<Listed>;
 

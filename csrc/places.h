@@ -2,7 +2,7 @@
 //
 //     Bits                a slice, or what a register holds of several
 //     kPlaces             places of a register: one, or two side by side
-//     load_four           the registers of the next places
+//     Four                the next places of four registers, read at once; at(base, k) loads register k
 //     kUnrolled           whether there are instructions and registers enough to do without loops
 #pragma once
 
@@ -32,17 +32,16 @@ __attribute__((always_inline)) inline typename Kind::Bits add_places(const typen
                                                                      typename Kind::Bits* digit) {
   using Bits = typename Kind::Bits;
   if constexpr (Level == 2) {
-    Bits next[4];
-    Kind::load_four(base, places, next);
-    Bits sum = next[0];
-    const Bits a = add(sum, next[1], next[2]);
+    const typename Kind::Four four(places);
+    Bits sum = four.at(base, 0);
+    const Bits a = add(sum, four.at(base, 1), four.at(base, 2));
     if constexpr (First) {
-      const Bits b = half_add(sum, next[3]);
+      const Bits b = half_add(sum, four.at(base, 3));
       digit[0] = sum;
       digit[1] = a;
       return half_add(digit[1], b);
     } else {
-      const Bits b = add(digit[0], sum, next[3]);
+      const Bits b = add(digit[0], sum, four.at(base, 3));
       return add(digit[1], a, b);
     }
   } else {

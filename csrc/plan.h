@@ -49,11 +49,11 @@ struct OnePlace {
   static constexpr int kPlaces = 1;
   static constexpr bool kUnrolled = kUnroll;
   static constexpr int64_t kBytes = sizeof(Slice), kLeastPlaces = 64;
-  static void load_four(const Base* bits, const uint16_t* places, Bits* to) {
-    uint64_t four;  // one load; in whichever order
-    std::memcpy(&four, places, sizeof four);
-    for (int k = 0; k < 4; ++k) to[k] = load_anywhere(bits + (four >> 16 * k & 0xffff));
-  }
+  struct Four {
+    uint64_t places;  // in whichever order
+    explicit Four(const uint16_t* from) { std::memcpy(&places, from, sizeof places); }
+    Bits at(const Base* bits, int k) const { return load_anywhere(bits + (places >> 16 * k & 0xffff)); }
+  };
   // Writes numbers window by window.
   static void write(const Numbers<OnePlace>& numbers, uint16_t* to) {
     Written<OnePlace> written(numbers);
@@ -69,14 +69,14 @@ struct TwoPlaces {
   static constexpr int kPlaces = 2;
   static constexpr bool kUnrolled = kUnroll;
   static constexpr int64_t kBytes = sizeof(HalfSlice), kLeastPlaces = kPlacesOfHalves;
-  static void load_four(const Base* bits, const uint16_t* places, Bits* to) {
-    uint64_t fours[2];  // two loads
-    std::memcpy(fours, places, sizeof fours);
-    for (int k = 0; k < 4; ++k) {
-      const uint64_t two = fours[k / 2] >> 32 * (k % 2);
-      to[k] = join_bytes(bits + (two & 0xffff), bits + (two >> 16 & 0xffff));
+  struct Four {
+    uint64_t places[2];
+    explicit Four(const uint16_t* from) { std::memcpy(places, from, sizeof places); }
+    Bits at(const Base* bits, int k) const {
+      const uint64_t two = places[k / 2] >> 32 * (k % 2);
+      return join_bytes(bits + (two & 0xffff), bits + (two >> 16 & 0xffff));
     }
-  }
+  };
   static void write(const Numbers<TwoPlaces>& numbers, uint16_t* to) {
     if (2 * numbers.most < 1 << 12) return write_digits<12>(numbers, to);
     write_digits<16>(numbers, to);
