@@ -51,12 +51,7 @@ inline void conv_by(Core core, const ConvCall& call) {
   parallel(parts_count, call.threads, count.used(), [&](int64_t part, char* memory) {
     Parts parts(memory);
     const Memory work(call, image, bytes, blocks, group, parts);
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t first = block * kBlock, width = width_at(first, call.out_channels);
-      uint8_t* columns = work.columns + first * bytes;
-      if (width < kBlock) std::memset(columns, 0, bytes * kBlock);
-      transpose_bytes(call.bits + first * bytes, width, bytes, bytes, columns, kBlock);
-    }
+    take_filters(call, image, work.columns);
     std::memset(work.image, 0, image.size());
     const int64_t end = call.batch * (part + 1) / parts_count;
     for (int64_t sample = call.batch * part / parts_count; sample < end; ++sample) {
